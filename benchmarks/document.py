@@ -7,11 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.comparison import changes
+from benchmarks.in_short import in_short
 from benchmarks.machine import is_busy
 from benchmarks.peers.process import NOT_INSTALLED
 from benchmarks.report import Run, cells_of, figure, published
-from benchmarks.rounds import CaseResult
-from benchmarks.statistics import Verdict, verdict
+from benchmarks.rounds import TIME, CaseResult
+from benchmarks.statistics import Verdict, spread, verdict
 from benchmarks.workloads import WORKLOADS
 
 _INTRODUCTION = """\
@@ -34,7 +35,8 @@ contenders alike there are rounds of warm-up, no cyclic garbage collection insid
 measuring process, and no process is bound to a core. mpgrad has two CPU workers with one BLAS
 thread each; its `local` mode has one BLAS thread. torch runs in the measuring process. Every
 other peer has its own interpreter, measures there, and answers when its threads are at rest.
-Ratios of one run can be compared; milliseconds of different runs cannot.
+Ratios of one run can be compared; milliseconds of different runs cannot. The sentence below a
+table says what follows from its medians.
 
 Two processors of a virtual machine may be one core for moments or minutes. So the benchmark keeps
 the processors awake if the system allows it (a processor that wakes up may get a core that is in
@@ -65,7 +67,7 @@ def document(
     for name, results in run.results.items():
         blocks += [f"## {name}", WORKLOADS[name].about, *filter(None, [pictures.get(name)])]
         for result in results:
-            blocks += [f"### {name}: {result.name}", _table(result)]
+            blocks += [f"### {name}: {result.name}", _table(result), *_in_short(name, result)]
         targets = _targets(published(results))
         if targets:
             blocks += ["Targets:", targets]
@@ -115,6 +117,18 @@ def _table(result: CaseResult) -> str:
     if result.fault:
         return f"Not published: {result.fault}."
     return _markdown_table(*cells_of(result))
+
+
+#: Workloads whose contenders do not do the same work.
+_NOT_ALIKE = ("transport", "memory")
+
+
+def _in_short(workload: str, result: CaseResult) -> Iterator[str]:
+    if result.fault or result.quantity != TIME or workload in _NOT_ALIKE:
+        return
+    said = in_short({name: spread(found).median for name, found in result.samples.items() if found})
+    if said:
+        yield said
 
 
 def _targets(results: Sequence[CaseResult]) -> str:

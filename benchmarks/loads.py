@@ -19,6 +19,8 @@ from benchmarks.rounds import CaseResult, Contender, timed
 
 #: The largest relative difference between a load and the name of its case.
 TOLERANCE = 0.1
+#: The largest one right after the loops were counted; the rest is for changes of the processor.
+_COUNTED = TOLERANCE / 4
 #: For ``spin``: the loops of the first try; the time of one try, as long as all branches of the
 #: longest case (a processor is faster at first); the tries that are compared; the pause after each,
 #: so that they do not all fall into one slow moment; and how often the count is repeated if a check
@@ -72,6 +74,17 @@ def alone(loops: int, branches: int, repeats: int) -> Contender:
     return Contender(ALONE, lambda: timed(run, repeats))
 
 
+def in_a_sample(branches: int, repeats: int) -> Seconds:
+    """Measures a number of loops as a sample of a case does: after its pause, and for its time."""
+
+    def seconds(loops: int) -> float:
+        sample = alone(loops, branches, repeats).sample
+        assert sample is not None
+        return sample() / branches
+
+    return seconds
+
+
 def _seconds(loops: int) -> float:
     """They run many times in a row, as branches do, because caches are cold after a pause."""
     repeats, start = 0, time.perf_counter()
@@ -95,7 +108,7 @@ def loops_for(milliseconds: float, seconds: Seconds = _seconds) -> int:
     loops = _LOOPS
     for _ in range(_LOOKS):
         loops = max(1, round(loops * milliseconds / 1e3 / _usual(loops, seconds)))
-        if abs(_usual(loops, seconds) * 1e3 / milliseconds - 1) <= TOLERANCE:
+        if abs(_usual(loops, seconds) * 1e3 / milliseconds - 1) <= _COUNTED:
             break
     return loops
 

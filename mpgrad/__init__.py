@@ -47,6 +47,7 @@ _NAMES_OF = {
     ),
     "mpgrad.engine.engine": "Engine current_engine set_engine",
     "mpgrad.compilation.compile": "compile",
+    "mpgrad.tensor_methods.array_text": "set_printoptions",
     "mpgrad.ops.creation": (
         "tensor as_tensor from_numpy frombuffer empty zeros ones full "
         "empty_like zeros_like ones_like full_like arange linspace logspace eye "
@@ -155,7 +156,6 @@ _NAMES_OF = {
     "mpgrad.ops.dropout": "dropout",
     "mpgrad.serialization": "save load",
     "mpgrad.func": "vmap",
-    "mpgrad.tensor_methods.display": "set_printoptions",
     "mpgrad.backends.matmul_precision": (
         "set_float32_matmul_precision get_float32_matmul_precision"
     ),

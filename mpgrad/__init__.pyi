@@ -469,7 +469,7 @@ from mpgrad.ops.windows import hann_window as hann_window
 from mpgrad.ops.windows import kaiser_window as kaiser_window
 from mpgrad.serialization import load as load
 from mpgrad.serialization import save as save
-from mpgrad.tensor_methods.display import set_printoptions as set_printoptions
+from mpgrad.tensor_methods.array_text import set_printoptions as set_printoptions
 from mpgrad.tensors.tensor import Tensor as Tensor
 from mpgrad.tensors.tensor import is_inference as is_inference
 

@@ -8,17 +8,9 @@ import mpgrad.tensor_methods  # noqa: F401  isort: skip
 from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.errors import LinAlgError
 from mpgrad.ops.factorizations import eig, eigh, eigvals, eigvalsh, qr, svd, svdvals
+from mpgrad.ops.failing_matrices import cholesky_ex, inv_ex, solve_ex
 from mpgrad.ops.linalg import matmul
-from mpgrad.ops.linear_systems import (
-    cholesky_ex,
-    cond,
-    inv_ex,
-    lstsq,
-    matrix_rank,
-    pinv,
-    solve_ex,
-    solve_triangular,
-)
+from mpgrad.ops.linear_systems import cond, lstsq, matrix_rank, pinv, solve_triangular
 from mpgrad.ops.lu import lu, lu_factor, lu_factor_ex, lu_solve
 from mpgrad.ops.matrices import cholesky, det, inv, matrix_power, multi_dot, slogdet, solve
 from mpgrad.ops.matrix_functions import (

@@ -38,9 +38,9 @@ STATES: dict[str, State] = {
 }
 
 _HEAD = """
-import collections, concurrent.futures, contextvars, dataclasses, datetime, decimal, enum, functools
-import gc, itertools, json, locale, logging, math, os, pathlib, queue, random, re, resource, signal
-import subprocess, sys, threading, time, types, warnings, weakref
+import collections, concurrent.futures, contextlib, contextvars, dataclasses, datetime, decimal
+import enum, functools, gc, importlib, itertools, json, locale, logging, math, os, pathlib, queue
+import random, re, resource, signal, subprocess, sys, threading, time, types, warnings, weakref
 import numpy as np
 import mpgrad as mg
 import settings_for_fuzz as lib

@@ -7,8 +7,11 @@ both modes meet: each goes through the same programs in the same order.
 
 from __future__ import annotations
 
+import builtins
 import collections
+import copyreg
 import decimal
+import faulthandler
 import gc
 import hashlib
 import importlib
@@ -23,6 +26,7 @@ import signal
 import sys
 import tempfile
 import time
+import tracemalloc
 import types
 import warnings
 from pathlib import Path
@@ -37,6 +41,16 @@ from stress.function_programs import program
 
 STEPS = 3
 COSH, EXP = np.cosh, math.exp
+#: What programs replace.
+_REPLACED = [
+    (owner, name, getattr(owner, name))
+    for owner, name in (
+        (builtins, "abs"), (json, "loads"), (math, "exp"), (mg, "exp"), (mg.Tensor, "exp"),
+        (np, "cosh"), (sys, "unraisablehook"),
+    )
+]  # fmt: skip
+_COMPLEX = copyreg.dispatch_table[complex]
+_dumps = json.dumps
 #: What a program may leave behind in a namespace, by type.
 _SHOWN = (bool, int, float, str, tuple, list, dict, np.ndarray)
 #: Functions that were sent to workers.
@@ -56,7 +70,7 @@ def main() -> None:
             source, kinds = program(seed, at)
             result = _run(f"program_{at}", source, directory)
             shown = {"number": at, "kinds": kinds, "result": result, "sent": sent["functions"]}
-            print(json.dumps(shown), flush=True)
+            print(_dumps(shown), flush=True)
             sent.clear()
         before.restore()
         os.chdir("/")
@@ -106,7 +120,7 @@ def _left(module: types.ModuleType, known: dict[str, Any]) -> str:
             for inner, held in getattr(value, "__dict__", {}).items():
                 _show(seen, f"{name}.{inner}", held)
             _show(seen, f"{name}.defaults", getattr(value, "__defaults__", None))
-    text = json.dumps([seen, _of_process()], sort_keys=True, default=repr)
+    text = _dumps([seen, _of_process()], sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:16] + (text if _IS_VERBOSE else "")
 
 
@@ -176,6 +190,14 @@ class _Process:
         self._restore_numbers()
 
     def _restore_interpreter(self) -> None:
+        for owner, name, value in _REPLACED:
+            setattr(owner, name, value)
+        for name in [name for name in vars(builtins) if name.startswith("ADDED")]:
+            delattr(builtins, name)
+        copyreg.dispatch_table[complex] = _COMPLEX
+        tracemalloc.stop()
+        faulthandler.disable()
+        gc.unfreeze()
         for number in (signal.SIGUSR2, signal.SIGURG):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGURG,))
@@ -196,8 +218,10 @@ class _Process:
         decimal.setcontext(decimal.Context(prec=28, traps=[]))
         np.seterr(divide="warn", over="warn", under="ignore", invalid="warn")
         np.setbufsize(8192)
-        np.set_printoptions(precision=8)
-        np.cosh, math.exp = COSH, EXP
+        np.set_printoptions(precision=8, formatter=None)
+        np.seterrcall(None)
+        decimal.DefaultContext.prec = 28
+        mg.set_float32_matmul_precision("highest")
         special.seterr(all="ignore")
         locale.setlocale(locale.LC_ALL, "C")
 

@@ -137,16 +137,18 @@ class WorkerStage:
 
     def _with_wrong_program(self, task: do.DispatchNodeTask) -> do.DispatchNodeTask:
         """The same task with a changed program."""
-        program = bytearray(self._memory.read_bytes(*task.payload))
+        program = bytearray(task.program or self._memory.read_bytes(*task.payload))
         for _ in range(self._chance.randint(1, 3)):
             at = self._chance.randrange(len(program))
             program[at] = self._chance.choice((0, 1, 127, 255, program[at] ^ 1 << at % 8))
+        if task.program and self._chance.random() < 0.5:
+            return task._replace(program=bytes(program))
         stored = client_arena().empty((len(program),), np.uint8)
         stored[:] = program
         place = client_arena().locate(stored)
         assert place is not None
         self._stored = stored  # alive until the next one
-        return task._replace(payload=(place[0], len(program)))
+        return task._replace(payload=(place[0], len(program)), program=b"")
 
 
 def graph(values: np.random.Generator) -> tuple[mg.Tensor, mg.Tensor]:

@@ -16,18 +16,21 @@ class Left(NamedTuple):
     #: What the difference looks like, a regular expression.
     difference: str
     reason: str
-    #: Of which operands alone: those with NaN or infinity, complex ones, nearly singular matrices.
-    only_of: Literal["", "infinite", "complex", "singular"] = ""
+    #: Of which arguments alone: with NaN or infinity, complex ones, nearly singular matrices, of
+    #: float16 or uint8, an empty list of dimensions.
+    only_of: Literal["", "infinite", "complex", "singular", "half", "bytes", "no dims"] = ""
 
 
 #: One value in place of another: shapes and dtypes are the same.
 _VALUE = r"^(?!shape|dtype|None)\S+ in place of \S+(?:; \S+ in place of \S+)?$"
 
+_NOT_FINITE = r"^(nan|-?inf) in place of (nan|-?inf)(; (nan|-?inf) in place of (nan|-?inf))?$"
+
 LEFT = (
     Left(
-        r"(linalg\.)?(svd|eigh?|qr)",
+        r"(linalg\.)?(svd|eigh?|eigvals|qr)",
         _VALUE,
-        "the sign or phase of a vector is LAPACK's choice, and gradients of these depend on it",
+        "signs and phases of vectors, and the order of complex eigenvalues, are LAPACK's choice",
     ),
     Left(
         r"(linalg\.)?(lu|lu_factor|lu_factor_ex|qr|(slog|log)?det|solve_triangular|triangular_solve"
@@ -39,7 +42,7 @@ LEFT = (
     ),
     Left(
         r"unique_consecutive",
-        r"^shape .* in place of \(\d*,\)$",
+        r"^shape .* in place of \(\d*,\)$|^int64",
         "PyTorch takes a second positional argument for `return_counts`, though it is "
         "`return_inverse`",
     ),
@@ -54,7 +57,7 @@ LEFT = (
         "at infinity, and where a factor overflows, PyTorch gives NaN for a limit that SciPy knows",
     ),
     Left(
-        r"(special\.)?(digamma|psi|polygamma|lgamma|gammaln|mvlgamma|multigammaln)",
+        r"(special\.)?(digamma|psi|polygamma)",
         _VALUE,
         "PyTorch's trigamma, the gradient of digamma, has fewer digits near its poles",
     ),
@@ -86,11 +89,6 @@ LEFT = (
         "PyTorch squares bytes as bytes in the gradient of the other operand",
     ),
     Left(
-        r"cosine_similarity|nn\.functional\.cosine_similarity",
-        r"in place of -?0\.0$",
-        "PyTorch takes the norm of each operand in its own dtype, where squares may overflow",
-    ),
-    Left(
         r"(special\.)?sinc",
         _VALUE,
         "near 0 PyTorch's gradient is a difference that cancels",
@@ -102,12 +100,13 @@ LEFT = (
     ),
     Left(
         r"linalg\.vector_norm",
-        r"^nan in place of 0\.0$",
-        "a norm of order NaN: of no elements PyTorch takes it for 0",
+        r"^nan in place of",
+        "a norm of order NaN: of no elements PyTorch takes it for 0, of a number for its size",
     ),
     Left(
         r"arcsin|arccos|asin|acos|arctanh|atanh|arccosh|acosh|arcsinh|asinh|tan|tanh|reciprocal|sqrt"
-        r"|add|sub|subtract|rsub|mul|multiply|div|divide|true_divide|exp|log|sigmoid|pow|square",
+        r"|add|sub|subtract|rsub|mul|multiply|div|divide|true_divide|exp|log|sigmoid|pow|square"
+        r"|cumulative_trapezoid|trapezoid|trapz",
         r"(nan|inf) in place of|in place of -?(nan|inf)",
         "of infinite complex numbers and of 0 below a line: which part becomes NaN depends on how "
         "products are taken",
@@ -122,7 +121,7 @@ LEFT = (
     ),
     Left(
         r"linalg\.cond|pinverse|(linalg\.)?(pinv|inv|inv_ex|inverse|solve|solve_ex|lstsq|det|slogdet"
-        r"|logdet|matrix_power|tensorinv|lu_factor|lu_solve|solve_triangular|cholesky_inverse)"
+        r"|logdet|matrix_power|tensorinv|lu|lu_factor|lu_factor_ex|lu_solve|solve_triangular|cholesky_inverse)"
         r"|triangular_solve|cholesky_solve|cholesky_inverse",
         _VALUE,
         "the least singular value of a nearly singular matrix is rounding",
@@ -149,27 +148,82 @@ LEFT = (
         "PyTorch's gradient multiplies the logarithm of a negative count, NaN, by 0",
     ),
     Left(
-        r"nn\.functional\.(hardswish|hardtanh|relu6|hardshrink|softshrink|celu|elu|selu)",
+        r"nn\.functional\.(hardswish|hardtanh|relu6|hardshrink|softshrink|celu|elu|selu)|(special\.)?logit",
         r"^(nan|[01]\.0) in place of (nan|[01]\.0)$",
         "PyTorch's gradient at NaN depends on whether the element lies in a vector register",
         only_of="infinite",
     ),
     Left(
-        r".*",
-        r"^(nan|-?inf) in place of (nan|-?inf)(; (nan|-?inf) in place of (nan|-?inf))?$",
-        "both are not finite: whether infinity or NaN is left depends on the order of operations",
+        r"fft\.\w+",
+        r"(nan|inf) in place of|in place of -?(nan|inf)",
+        "how far NaN and infinity spread depends on the steps of a transform",
         only_of="infinite",
+    ),
+    Left(
+        r"(linalg\.)?matrix_power|linalg\.multi_dot|cov|corrcoef",
+        _NOT_FINITE,
+        "sums of infinities: which one is left depends on the order of operations",
+    ),
+    Left(
+        r"linalg\.(cholesky|inv|solve)_ex",
+        r"^nan in place of",
+        "of a matrix that fails the result is NaN; PyTorch leaves what the algorithm has reached",
+    ),
+    Left(
+        r"prod|cumprod|linalg\.vander",
+        r"in place of (nan|-?inf)$",
+        "PyTorch divides products that have overflowed in the gradient",
+    ),
+    Left(
+        r"prod",
+        r"^nan in place of -?0\.0$",
+        "where two elements are 0, PyTorch's gradient of the product of all is 0, also beside NaN",
+        only_of="infinite",
+    ),
+    Left(
+        r"special\.log_ndtr",
+        r"^inf in place of nan$",
+        "at minus infinity the gradient is infinite; in PyTorch NaN",
+    ),
+    Left(
+        r"nanquantile|quantile",
+        r"^-?inf in place of nan$",
+        "PyTorch interpolates between two infinities",
+    ),
+    Left(
+        r"(linalg\.)?matrix_exp",
+        _VALUE,
+        "float16 is computed in float32",
+        only_of="half",
+    ),
+    Left(
+        r"nn\.functional\.softplus",
+        r"in place of inf$",
+        "PyTorch's exp overflows, where the threshold is too high",
+    ),
+    Left(
+        r"var_mean|std_mean|std|var",
+        _VALUE,
+        "of an empty list of dimensions PyTorch's gradient counts one element",
+        only_of="no dims",
+    ),
+    Left(
+        r"special\.zeta",
+        _VALUE,
+        "PyTorch negates a byte in the gradient before it is a float",
+        only_of="bytes",
     ),
 )
 
 
-def reason_for(name: str, difference: str, arrays: list[Any]) -> str:
+def reason_for(name: str, difference: str, given: list[Any], arrays: list[Any]) -> str:
     """Why a difference is left; empty: it is not.
 
     Args:
         name: of the operator, below the library.
         difference: as ``difference`` of the operator database says it.
-        arrays: that the operator was given.
+        given: the arguments.
+        arrays: all that are among them.
     """
     infinite = not all(np.isfinite(array).all() for array in arrays)
     met = {
@@ -177,6 +231,9 @@ def reason_for(name: str, difference: str, arrays: list[Any]) -> str:
         "infinite": infinite,
         "complex": any(array.dtype.kind == "c" for array in arrays),
         "singular": any(map(_is_singular, arrays)),
+        "half": any(array.dtype == np.float16 for array in arrays),
+        "bytes": any(array.dtype == np.uint8 for array in arrays),
+        "no dims": any(isinstance(value, list | tuple) and not value for value in given),
     }
     for left in LEFT:
         fits = re.fullmatch(left.operator, name) and re.search(left.difference, difference)

@@ -84,7 +84,15 @@ BARE = (
         "out of bounds for axis",
     ),
     *("array is 0-dimensional", "zero-size array to reduction", "has no attribute '_array'"),
-    *("shape mismatch: objects", "not enough values to unpack"),
+    *(
+        "shape mismatch: objects",
+        "not enough values to unpack",
+        "object too deep",
+        "too small depth",
+    ),
+    *("attempt to get arg", "can only convert an array of size", "up to 32 dimensions"),
+    *("out of bounds for uint8", "out of bounds for int", "Maximum allowed size exceeded"),
+    *("arrays used as indices", "maximum supported dimension", "to a NumPy dtype"),
 )
 
 
@@ -276,7 +284,7 @@ def main(seed: int, first: int, count: int) -> None:
                 print(number, BESIDE, flush=True)
                 text = _beside(found, given, partial(run, torch, theirs[name], grad=grad))
                 what, _, difference = text.partition(": ")
-                reason = what == "differs" and reason_for(name, difference, _arrays(given))
+                reason = what == "differs" and reason_for(name, difference, given, _arrays(given))
                 if not text:
                     tally["agree"] += 1
                 elif reason:

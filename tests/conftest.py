@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 
@@ -12,6 +13,11 @@ import pytest
 from mpgrad.engine import session_pool
 from mpgrad.scheduler.tuning import MESSAGE_US
 from tests.torch_outcomes import of_torch  # noqa: F401  (a fixture)
+
+# Engines of tests have as many workers as without pytest-xdist, and failures show all frames.
+for variable in ("PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_WORKER"):
+    os.environ.pop(variable, None)
+os.environ.setdefault("MPGRAD_TRACEBACK", "full")
 
 # The same examples in every run, and none is judged by the time that it takes.
 hypothesis.settings.register_profile(

@@ -25,7 +25,15 @@ from mpgrad.tensors.tensor import Tensor
 TENSOR = Path(inspect.getfile(Tensor.__init__))
 
 #: Packages whose names are loaded on first use.
-LAZY = ("mpgrad", "mpgrad.autograd", "mpgrad.distributed", "mpgrad.distributed.rpc", "mpgrad.utils")
+LAZY = (
+    "mpgrad",
+    "mpgrad.autograd",
+    "mpgrad.distributed",
+    "mpgrad.distributed.autograd",
+    "mpgrad.distributed.optim",
+    "mpgrad.distributed.rpc",
+    "mpgrad.utils",
+)
 
 #: Special methods of every object that mean something else for Tensors.
 COMPARISONS = frozenset({"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"})

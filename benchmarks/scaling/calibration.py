@@ -223,9 +223,9 @@ def _run_task_us(nodes: int) -> tuple[float, float]:
     frozen = freeze([gradient_edge(y)], [seed], keep_graph=True, cost=lambda node: 1.0)
     graph = PreparedGraph(frozen.spec, plan(frozen.spec))
     handover = Handover(frozen, graph, {})
-    (payload,) = handover.programs(range(1))
+    ((payload, program),) = handover.programs(range(1))
     handover.is_timed = True
-    (timed_payload,) = handover.programs(range(1))
+    ((timed_payload, timed_program),) = handover.programs(range(1))
     engine_arena = Segment.create(MB, "calibration")
     runner = TaskRunner(
         WorkerMemory(os.dup(client_arena().segment.fd), os.dup(engine_arena.fd)),
@@ -233,8 +233,9 @@ def _run_task_us(nodes: int) -> tuple[float, float]:
         lambda progress: None,
     )
     blocks = (None,) * len(graph.plan.tasks[0].outputs)
-    dispatch = DispatchNodeTask(PEER, 0, 0, 1, 0, 0, payload, ((seed.tobytes(),),), blocks)
-    timed = dispatch._replace(payload=timed_payload)
+    seeds = ((seed.tobytes(),),)
+    dispatch = DispatchNodeTask(PEER, 0, 0, 1, 0, 0, payload, seeds, blocks, program=program)
+    timed = dispatch._replace(payload=timed_payload, program=timed_program)
     starts = [_start_us(runner, timed) for _ in range(ROUNDS)]
     cost = _us(lambda: runner.run(dispatch), 200)
     handover.close()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import mpgrad as mg
 from benchmarks.gil_work import branch_backward, branch_forward, branch_input
-from benchmarks.loads import Load, alone, loops_for
+from benchmarks.loads import Load, alone, in_a_sample, loops_for
 from benchmarks.peers.process import PeerProcess
 from benchmarks.rounds import Case, Contender, Point, Target, timed
 from benchmarks.runners import (
@@ -99,7 +99,7 @@ def cases(quick: bool) -> Generator[Case, None, None]:
     with mpgrad_runners("process", "local", "auto") as runners, _hips() as hips:
         runners += torch_runners(1)
         for grain in _GRAINS:
-            loops = loops_for(grain.milliseconds)
+            loops = loops_for(grain.milliseconds, in_a_sample(BRANCHES, grain.repeats))
             rounds = 2 if quick else grain.rounds
             with TwoProcesses(BRANCHES, loops, grain.elements) as limit:
                 work = (BRANCHES, loops, grain.elements)
@@ -125,7 +125,7 @@ def cases(quick: bool) -> Generator[Case, None, None]:
         # Back from the shortest: mpgrad goes by what such a Function took last, and needs some
         # backwards to find out that it takes 1,000 times as long now.
         for grain in reversed(_GRAINS):
-            loops = loops_for(grain.milliseconds)
+            loops = loops_for(grain.milliseconds, in_a_sample(BRANCHES, grain.repeats))
             work = (BRANCHES, loops, grain.elements)
             contenders = [
                 *_contenders(runners, grain, loops),

@@ -25,6 +25,7 @@ from mpgrad.autograd.roots import (
 )
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.running_backward import RunningBackward
+from mpgrad.base.user_frames import hide_our_frames, level_of_caller
 from mpgrad.dispatch.overrides import call_override, is_overridden
 from mpgrad.graph.node import Edge
 from mpgrad.tensors.gradient_edge import GradientEdge
@@ -60,6 +61,20 @@ def backward(
     """
     if grad_variables is not None:
         grad_tensors = _under_its_old_name(grad_variables, grad_tensors)
+    try:
+        _backward(tensors, grad_tensors, retain_graph, create_graph, inputs)
+    except BaseException as error:
+        hide_our_frames(error)
+        raise
+
+
+def _backward(
+    tensors: Place | Sequence[Place],
+    grad_tensors: Seeds,
+    retain_graph: bool | None,
+    create_graph: bool,
+    inputs: Place | Sequence[Place] | dict[str, Tensor] | None,
+) -> None:
     wanted_places = None if inputs is None else input_tuple(inputs, "backward")
     roots = as_tuple(tensors)
     asked = roots if wanted_places is None else (*roots, *wanted_places)
@@ -72,7 +87,7 @@ def backward(
     edges, seeds = check_roots(roots, seed_tuple(grad_tensors, len(roots)))
     wanted = None if wanted_places is None else wanted_grads(wanted_places)
     keep_graph = bool(create_graph if retain_graph is None else retain_graph)
-    frozen, seeds = _freeze(edges, seeds, wanted, keep_graph)
+    frozen, seeds = _freeze(edges, seeds, wanted, keep_graph, create_graph)
     with RunningBackward(create_graph=bool(create_graph), is_partial=inputs is not None):
         if create_graph:
             _warn_of_cycle()
@@ -109,7 +124,7 @@ def _warn_of_cycle() -> None:
         "make sure to reset the .grad fields of your parameters to None after use to break the "
         "cycle and avoid the leak.",
         UserWarning,
-        stacklevel=3,
+        stacklevel=level_of_caller(),
     )
 
 
@@ -182,23 +197,27 @@ def grad(
             FutureWarning,
             stacklevel=2,
         )
-    roots, wanted = as_tuple(outputs), input_tuple(inputs, "grad")
-    options = _GradOptions(
-        bool(create_graph if retain_graph is None else retain_graph),
-        create_graph,
-        _allows_unused(allow_unused, materialize_grads),
-        is_grads_batched,
-        materialize_grads,
-    )
-    if is_overridden((*roots, *wanted)):
-        results = call_override(
-            grad, (*roots, *wanted), roots, wanted, grad_outputs=grad_outputs,
-            retain_graph=retain_graph, create_graph=create_graph, only_inputs=only_inputs,
-            allow_unused=allow_unused, is_grads_batched=is_grads_batched,
-            materialize_grads=materialize_grads,
-        )  # fmt: skip
-    else:
-        results = _results(roots, wanted, grad_outputs, options)
+    try:
+        roots, wanted = as_tuple(outputs), input_tuple(inputs, "grad")
+        options = _GradOptions(
+            bool(create_graph if retain_graph is None else retain_graph),
+            create_graph,
+            _allows_unused(allow_unused, materialize_grads),
+            is_grads_batched,
+            materialize_grads,
+        )
+        if is_overridden((*roots, *wanted)):
+            results = call_override(
+                grad, (*roots, *wanted), roots, wanted, grad_outputs=grad_outputs,
+                retain_graph=retain_graph, create_graph=create_graph, only_inputs=only_inputs,
+                allow_unused=allow_unused, is_grads_batched=is_grads_batched,
+                materialize_grads=materialize_grads,
+            )  # fmt: skip
+        else:
+            results = _results(roots, wanted, grad_outputs, options)
+    except BaseException as error:
+        hide_our_frames(error)
+        raise
     return dict(zip(inputs, results, strict=True)) if type(inputs) is dict else results
 
 
@@ -252,7 +271,7 @@ def _gradients(
 ) -> list[Tensor | None]:
     """The gradient for each of ``wanted``; None where it does not influence ``roots``."""
     edges, seeds = check_roots(roots, seed_tuple(grad_outputs, len(roots)))
-    frozen, seeds = _freeze(edges, seeds, wanted_results(wanted), keep_graph)
+    frozen, seeds = _freeze(edges, seeds, wanted_results(wanted), keep_graph, create_graph)
     with RunningBackward(create_graph=bool(create_graph), is_partial=True):
         if create_graph:
             gradients = engine_slot.execute_recorded(frozen, seeds)
@@ -270,11 +289,20 @@ def _refuse_unused(results: Sequence[Tensor | None]) -> None:
 
 
 def _freeze(
-    edges: list[Edge], seeds: list[Tensor | None], wanted: Wanted | None, keep_graph: bool
+    edges: list[Edge],
+    seeds: list[Tensor | None],
+    wanted: Wanted | None,
+    keep_graph: bool,
+    create_graph: bool,
 ) -> tuple[FrozenGraph, list[Tensor | None]]:
-    """The frozen graph, and its seeds with their history."""
+    """The frozen graph, and with ``create_graph`` its seeds with their history."""
     engine_slot.expect()
+    arrays = [None if seed is None else seed._array for seed in seeds]
     with span("freeze"):
-        frozen = freeze(edges, seeds, wanted=wanted, keep_graph=keep_graph, cost=costs.estimate)
-    arrays = tuple(None if seed is None else seed._array for seed in frozen.seeds)
-    return frozen._replace(seeds=arrays), list(frozen.seeds)
+        given = seeds if create_graph else arrays
+        frozen = freeze(edges, given, wanted=wanted, keep_graph=keep_graph, cost=costs.estimate)
+    if not create_graph:
+        return frozen, []
+    kept = list(frozen.seeds)
+    arrays = [None if seed is None else seed._array for seed in kept]
+    return frozen._replace(seeds=tuple(arrays)), kept

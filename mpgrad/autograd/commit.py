@@ -7,7 +7,9 @@ inner backward until the outer one has ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from mpgrad.autograd.freezing.client_nodes import first_recorded_grad
@@ -20,10 +22,20 @@ from mpgrad.devices.device_arrays import on_its_device
 from mpgrad.graph.grad_modes import enable_grad
 from mpgrad.ops.arithmetic import add
 from mpgrad.ops.shape import clone
-from mpgrad.tensors.accumulate_grad import grad_lock
+from mpgrad.tensors.accumulate_grad import first_grad, grad_lock
 from mpgrad.tensors.storage import adopt
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.tensors.undo_log import UndoLog
+
+#: A commit of so many gradients pauses the garbage collector.
+HELD_ABOVE = 1000
+_NOTHING: AbstractContextManager[object] = nullcontext()
+
+#: The number of commits of this process; a change shows that there was one in between.
+_commits = 0
+
+_set_grad: Callable[[Tensor, Tensor], None] = vars(Tensor)["_grad"].__set__
+_exhaust: Callable[[Iterator[None]], None] = deque[None](maxlen=0).extend
 
 
 def results(
@@ -44,13 +56,53 @@ def commit(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> None:
     Raises:
         RuntimeError: a leaf cannot accept its gradient; nothing was changed.
     """
+    with span("commit"):
+        undo = _undo_log()
+        if undo is not None or not _commit_first(frozen, captured):
+            _commit(frozen, captured, undo)
+
+
+def _commit_first(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> bool:
+    """Let the gradients become the leaves' first ``.grad``, all in one call; whether that is all.
+
+    No signal interrupts a call that runs no Python code, so none has to be deferred.
+    """
+    global _commits
+    holds = collector_held() if len(captured) >= HELD_ABOVE else _NOTHING
+    leaves: list[Tensor] = []
+    grads: list[Tensor] = []
+    with holds, grad_lock():
+        before = _commits
+        for sink, (array, exclusive) in zip(frozen.sinks, captured, strict=True):
+            if array is None:
+                continue
+            if type(sink) is not LeafSink or not sink.accumulator.begins():
+                return False
+            leaf = sink.accumulator.variable
+            leaves.append(leaf)
+            grads.append(Tensor(first_grad(array, leaf._array, exclusive=exclusive)))
+        if len({*map(id, leaves)}) < len(leaves):
+            return False
+        assignments = map(_set_grad, leaves, grads)
+        # A signal handler may have run a backward. Between this comparison and the end of the call
+        # that follows no signal arrives.
+        if _commits != before:
+            return False
+        _exhaust(assignments)
+        _commits += 1
+    return True
+
+
+def _commit(frozen: FrozenGraph, captured: list[tuple[Any, bool]], undo: UndoLog | None) -> None:
+    """Add the gradients one by one, with signals deferred."""
+    global _commits
     todo = [
         (sink, array, exclusive)
         for sink, (array, exclusive) in zip(frozen.sinks, captured, strict=True)
         if array is not None and not isinstance(sink, ResultSink)
     ]
-    undo = _undo_log()
-    with span("commit"), interrupts_deferred(), grad_lock(), collector_held():
+    with interrupts_deferred(), grad_lock(), collector_held():
+        _commits += 1
         for sink, _, _ in todo:
             if isinstance(sink, LeafSink):
                 sink.accumulator.check()
@@ -90,7 +142,9 @@ def commit_recorded(frozen: FrozenGraph, gradients: list[Tensor | None]) -> None
         RuntimeError: a leaf cannot accept its gradient; nothing was changed.
     """
     undo = _undo_log()
+    global _commits
     with interrupts_deferred(), grad_lock(), enable_grad():
+        _commits += 1
         todo = list(_recorded_additions(frozen, gradients))
         for tensor, gradient in todo:
             if undo is not None:

@@ -18,7 +18,7 @@ from mpgrad.autograd.functions.function_node import (
 from mpgrad.autograd.functions.outputs import outputs_of
 from mpgrad.autograd.functions.stopping import refused
 from mpgrad.autograd.profiling.ranges import FUNCTION, span
-from mpgrad.graph.grad_modes import is_grad_enabled, no_grad
+from mpgrad.graph.grad_modes import GRAD_MODE, is_grad_enabled, no_grad
 from mpgrad.graph.node import Edge
 from mpgrad.tensors.tensor import Tensor, gradient_edge, metadata_of
 
@@ -163,19 +163,26 @@ class Function:
             RuntimeError: forward changed a leaf that requires grad (``ctx.mark_dirty``), or ctx
                 declares a value that forward did not take or return.
         """
-        cls._checked_run_on()
+        if cls.run_on is not None:
+            cls._checked_run_on()
         separate = cls.setup_context is not Function.setup_context
-        args = _positional(cls.forward, args, kwargs, has_ctx=not separate)
-        needs = tuple(isinstance(value, Tensor) and value.requires_grad for value in args)
+        if kwargs or separate:
+            args = _positional(cls.forward, args, kwargs, has_ctx=not separate)
+        needs = tuple([isinstance(value, Tensor) and value.requires_grad for value in args])
         ctx = FunctionContext(needs, clears_on_access=cls.clear_saved_tensors_on_access)
+        recorded = GRAD_MODE.enabled
         # Before forward, which may rewrite the history of an input (see mark_dirty).
-        node = _node(cls, ctx, args, needs) if is_grad_enabled() and True in needs else None
-        with no_grad(), span(cls.__name__, FUNCTION, -1 if node is None else node.sequence_nr):
-            if separate:
-                raw = cls.forward(*args)
-                cls.setup_context(ctx, args, raw)
-            else:
-                raw = cls.forward(ctx, *args)
+        node = _node(cls, ctx, args, needs) if recorded and True in needs else None
+        GRAD_MODE.enabled = False
+        try:
+            with span(cls.__name__, FUNCTION, -1 if node is None else node.sequence_nr):
+                if separate:
+                    raw = cls.forward(*args)
+                    cls.setup_context(ctx, args, raw)
+                else:
+                    raw = cls.forward(ctx, *args)
+        finally:
+            GRAD_MODE.enabled = recorded
         several = isinstance(raw, tuple)
         produced = raw if several else (raw,)
         outputs = outputs_of(produced, args, ctx, node, has_setup_context=separate)
@@ -247,7 +254,7 @@ def _node(
     edges: list[Edge | None] = [
         gradient_edge(value) if needed else None for value, needed in zip(args, needs, strict=True)
     ]
-    ctx._inputs = tuple(metadata_of(v) if isinstance(v, Tensor) else None for v in args)
+    ctx._inputs = tuple([metadata_of(v) if isinstance(v, Tensor) else None for v in args])
     return node_class(cls)(cls, ctx, edges)
 
 

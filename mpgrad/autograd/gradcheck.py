@@ -129,8 +129,9 @@ def gradgradcheck(
             varied too.
         gen_non_contig_grad_outputs: whether those random seeds are not contiguous.
         check_rev_over_rev: differentiate backward by backward, the only supported way.
-        eps, atol, rtol, raise_exception, nondet_tol, check_undefined_grad, check_grad_dtypes,
-            check_batched_grad, fast_mode, masked: as for :func:`gradcheck`.
+        eps, atol, rtol, raise_exception, nondet_tol: as for :func:`gradcheck`.
+        check_undefined_grad, check_grad_dtypes, check_batched_grad: as for :func:`gradcheck`.
+        fast_mode, masked: as for :func:`gradcheck`.
 
     Raises:
         GradcheckError: a second derivative is wrong.

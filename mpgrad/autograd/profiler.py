@@ -248,6 +248,11 @@ class profile:
         """All ranges in the order of their beginnings."""
         return events_of(self.recording.ranges, self.recording.origin)
 
+    @property
+    def function_events(self) -> list[FunctionEvent]:
+        """PyTorch's name of what ``events()`` gives."""
+        return self.events()
+
     def key_averages(self, group_by_input_shape: bool = False) -> Averages:
         """The ranges added up by name, or by name and shapes of inputs."""
         return Averages.of(self.events(), by_shape=group_by_input_shape)

@@ -22,6 +22,8 @@ from mpgrad.tensors.tensor import Tensor, gradient_edge, gradient_metadata
 #: The edges whose gradients are captured, and their sinks; see ``freeze``.
 Wanted = list[tuple[Edge, Sink | None]]
 
+_PLACES = (Tensor, GradientEdge)
+
 
 def as_tuple(tensors: Any) -> tuple[Any, ...]:
     """One Tensor or GradientEdge, or a sequence of them, as a tuple.
@@ -29,7 +31,7 @@ def as_tuple(tensors: Any) -> tuple[Any, ...]:
     Raises:
         TypeError: it is neither.
     """
-    return (tensors,) if isinstance(tensors, Tensor | GradientEdge) else tuple(tensors)
+    return (tensors,) if isinstance(tensors, _PLACES) else tuple(tensors)
 
 
 def input_tuple(inputs: Any, function: str) -> tuple[Any, ...]:

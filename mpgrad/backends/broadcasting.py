@@ -38,6 +38,8 @@ def refusal(name: str, arrays: Sequence[Any], error: Exception) -> Exception:
         return IndexError(str(error).replace("axis", "dimension").replace("array", "tensor"))
     if isinstance(error, np.linalg.LinAlgError):
         return LinAlgError(f"{name}(): {error}")
+    if "maximum supported dimension" in str(error):
+        return RuntimeError(f"{name}(): a Tensor has at most 64 dimensions")
     if isinstance(error, TypeError):
         dtypes = [str(array.dtype) for array in arrays if hasattr(array, "dtype")]
         # Which of NumPy's functions has no loop for them says nothing to a user.
@@ -50,6 +52,14 @@ def refusal(name: str, arrays: Sequence[Any], error: Exception) -> Exception:
     except RuntimeError as mismatch:
         return RuntimeError(f"{name}(): {mismatch}")
     return RuntimeError(f"{name}(): {error}")
+
+
+def joint_shape(*operands: Any) -> tuple[int, ...]:
+    """The shape of an elementwise result of arrays and numbers, as NumPy tells it."""
+    try:
+        return np.broadcast(*operands).shape
+    except RuntimeError:  # it knows no more than 32 dimensions
+        return broadcast_shape(*(np.shape(operand) for operand in operands))
 
 
 @functools.lru_cache(4096)

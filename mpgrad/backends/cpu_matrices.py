@@ -15,11 +15,14 @@ Array = np.ndarray[Any, Any]
 class Matrices:
     """Linear maps, and functions of the last two dimensions: a part of ``backends.cpu``."""
 
-    copysign, heaviside = np.copysign, np.heaviside
+    heaviside = np.heaviside
     gcd, lcm, signbit = np.gcd, np.lcm, np.signbit
 
     fourier, real_fourier = transforms.fourier, transforms.real_fourier
     fourier_of_real = transforms.fourier_of_real
+
+    def copysign(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.copysign(a, b))
 
     def special(self, name: str, *operands: Any) -> Array:
         """A function of ``backends.special_functions``."""

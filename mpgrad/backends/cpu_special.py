@@ -81,10 +81,12 @@ _ONE_FROM = 6.0
 
 
 def sign(xp: CpuBackend, x: Array) -> Array:
-    """-1, 0 or 1; 0 for NaN; for complex numbers ``x / |x|``."""
+    """-1, 0 or 1; 0 for NaN; for complex numbers ``x / |x|``, NaN for infinite ones."""
     out = np.sign(x, out=xp._place(x.shape, x.dtype))
     if x.dtype.kind == "f":
         np.copyto(out, 0, where=np.isnan(x))
+    elif x.dtype.kind == "c":
+        np.copyto(out, complex(np.nan, np.nan), where=np.isinf(x))
     return out
 
 

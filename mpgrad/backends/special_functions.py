@@ -37,6 +37,8 @@ def evaluated(xp: Any, special: Any, name: str, operands: tuple[Any, ...]) -> An
     else:
         found = getattr(special, name)(*operands)
     found = found[0] if isinstance(found, tuple) else found
+    if name == "gammaln":  # SciPy's is minus infinity there
+        found = xp.where(xp.equal(operands[0], -np.inf), np.inf, found)
     dtype = [x.dtype for x in operands if hasattr(x, "dtype")][-1]
     return xp.asarray(found, dtype=dtype)
 

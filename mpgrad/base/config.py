@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from mpgrad.base import machine
-
 T = TypeVar("T")
 
 ENGINE_MODES = ("auto", "local", "process")
 JOURNAL_MODES = ("errors", "always", "off")
 CHECKS = ("off", "sample", "all")
+PINS = ("none", "cores", "nodes")
+TRACEBACKS = ("short", "full")
 CUPY = "mpgrad.devices.cuda_cupy:CupyDriver"
 
 
@@ -120,6 +120,29 @@ def parse_check(text: str) -> str:
     return check
 
 
+def parse_pin(text: str) -> str:
+    """``none``, ``cores`` or ``nodes``."""
+    pin = text.lower()
+    if pin not in PINS:
+        raise ValueError(f"expected one of {', '.join(PINS)}")
+    return pin
+
+
+def parse_traceback(text: str) -> str:
+    """``short`` or ``full``."""
+    traceback = text.lower()
+    if traceback not in TRACEBACKS:
+        raise ValueError(f"expected one of {', '.join(TRACEBACKS)}")
+    return traceback
+
+
+def parse_switch(text: str) -> bool:
+    """``0`` or ``1``."""
+    if text not in ("0", "1"):
+        raise ValueError("expected 0 or 1")
+    return text == "1"
+
+
 def parse_function(text: str) -> str:
     """``module:function``, for ``pkgutil.resolve_name``."""
     if not re.fullmatch(r"\w+(\.\w+)*:\w+", text):
@@ -151,7 +174,8 @@ CPU_WORKERS: Setting[int | None] = Setting(
     parse_worker_count,
     "a whole number >= 1",
     "The number of CPU worker processes of an engine.",
-    "CPU affinity and cgroup quota",
+    "CPU affinity and cgroup quota, shared with the processes that multiprocessing, joblib, "
+    "pytest-xdist, gunicorn or torchrun have started beside this one",
 )
 GPUS: Setting[str | tuple[int, ...]] = Setting(
     "MPGRAD_GPUS",
@@ -160,6 +184,14 @@ GPUS: Setting[str | tuple[int, ...]] = Setting(
     "`auto`, `all`, `none`, or numbers such as `0,1`",
     "Which GPUs get a worker process.",
     "`auto`",
+)
+PIN: Setting[str] = Setting(
+    "MPGRAD_PIN",
+    "none",
+    parse_pin,
+    "`none`, `cores`, `nodes`",
+    "What each CPU worker is bound to: nothing; a core of its own; the processors of a NUMA node.",
+    "`none`",
 )
 SHM_LIMIT: Setting[int | None] = Setting(
     "MPGRAD_SHM_LIMIT",
@@ -184,6 +216,24 @@ DEBUG: Setting[int] = Setting(
     parse_debug,
     "`0`, `1`, `2`",
     "What the engine reports on stderr: nothing; the mode of each backward and why; every node.",
+    "`0`",
+)
+
+TRACEBACK: Setting[str] = Setting(
+    "MPGRAD_TRACEBACK",
+    "short",
+    parse_traceback,
+    "`short`, `full`",
+    "Whether the traceback of an error in a backward shows the frames of mpgrad itself.",
+    "`short`",
+)
+POST_MORTEM: Setting[bool] = Setting(
+    "MPGRAD_POST_MORTEM",
+    False,
+    parse_switch,
+    "`0`, `1`",
+    "Whether a Function that fails on a worker is run again in this process, so that a debugger "
+    "(`pdb.pm()`, `%debug`) finds its frame. `mpgrad run --pdb` sets it.",
     "`0`",
 )
 
@@ -240,9 +290,12 @@ SETTINGS: tuple[Setting[Any], ...] = (
     ENGINE,
     CPU_WORKERS,
     GPUS,
+    PIN,
     SHM_LIMIT,
     CHECK,
     DEBUG,
+    TRACEBACK,
+    POST_MORTEM,
     JOURNAL,
     JOURNAL_DIR,
     GROUP_KEY_FILE,
@@ -257,13 +310,18 @@ def engine_mode() -> str:
 
 
 def cpu_workers() -> int | None:
-    """MPGRAD_CPU_WORKERS, None while unset (see :func:`default_cpu_workers`)."""
+    """MPGRAD_CPU_WORKERS, None while unset."""
     return CPU_WORKERS.get()
 
 
 def gpus() -> str | tuple[int, ...]:
     """MPGRAD_GPUS: ``auto``, ``all``, ``none`` or device numbers."""
     return GPUS.get()
+
+
+def pin() -> str:
+    """MPGRAD_PIN: ``none``, ``cores`` or ``nodes``."""
+    return PIN.get()
 
 
 def shm_limit() -> int | None:
@@ -279,6 +337,16 @@ def check() -> str:
 def debug() -> int:
     """MPGRAD_DEBUG, 0 to 3."""
     return DEBUG.get()
+
+
+def traceback() -> str:
+    """MPGRAD_TRACEBACK: ``short`` or ``full``."""
+    return TRACEBACK.get()
+
+
+def post_mortem() -> bool:
+    """MPGRAD_POST_MORTEM."""
+    return POST_MORTEM.get()
 
 
 def test_hook() -> str:
@@ -305,11 +373,6 @@ def journal_directory() -> str:
 def group_key_file() -> str | None:
     """MPGRAD_GROUP_KEY_FILE, None while unset."""
     return GROUP_KEY_FILE.get()
-
-
-def default_cpu_workers() -> int:
-    """The default number of CPU workers: CPU affinity and cgroup quota, at least 1."""
-    return machine.available_cpus()
 
 
 def settings_table() -> str:

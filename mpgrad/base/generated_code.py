@@ -6,6 +6,9 @@ import linecache
 from collections.abc import Sequence
 from typing import Any
 
+#: How the names of such files begin.
+WRITTEN = ("<call ", "<record ", "<backward ", "<guard of ", "<compiled ")
+
 
 def compiled(name: str, source: str, known: dict[str, Any], place: str) -> Any:
     """The function ``name`` that ``source`` defines.

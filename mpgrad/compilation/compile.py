@@ -32,7 +32,7 @@ from mpgrad.dispatch.operator_mode import MODES
 from mpgrad.errors import CompilationError, PerformanceWarning
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.grad_modes import is_grad_enabled, is_inference_mode_enabled
-from mpgrad.graph.node import next_sequence_nr
+from mpgrad.graph.node import SEQUENCE
 from mpgrad.nn.module import Module
 from mpgrad.shipping.constants import same
 from mpgrad.tensors import saved_tensor_clones, storage
@@ -172,7 +172,7 @@ class CompiledFunction:
         found = [variant.source for variant in self.variants]
         if self.reason:
             found.append(f"# not compiled: {self.reason}\n")
-        return "\n".join(found) or "# not compiled yet: nobody has called it\n"
+        return "\n".join(found) or "# not compiled yet: it has not been called\n"
 
     # ------------------------------------------------------------------ one traced call
 
@@ -217,7 +217,7 @@ class CompiledFunction:
     def _run(
         self, program: CallProgram, outside: Outside, watch: Watch, args: Any, kwargs: Any
     ) -> Any:
-        backward = TracedBackward(program, next_sequence_nr())
+        backward = TracedBackward(program, SEQUENCE.next())
         outside.enter()
         try:
             with ExitStack() as stack:

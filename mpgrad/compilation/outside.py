@@ -165,7 +165,7 @@ class Outside:
         ]
 
     def _is_used(self, program: CallProgram, name: str) -> bool:
-        return any(re_name in line for line in program.lines for re_name in (name,))
+        return any(name in line for line in program.lines)
 
 
 def _as_it_was(name: str, before: Before) -> list[str]:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import mpgrad
+from mpgrad.base.generated_code import WRITTEN
 from mpgrad.nn.module import Module
 from mpgrad.ops.generators import Generator
 from mpgrad.optim.optimizer import Optimizer
@@ -38,7 +39,7 @@ _INSTALLED = tuple(
     }
 )
 #: What this package calls the files of the source that it writes.
-_WRITTEN = ("<call ", "<record ", "<backward ", "<guard of ", "<compiled ", "<frozen ")
+_WRITTEN = (*WRITTEN, "<frozen ")
 _GENERATED = frozenset({"<lambda>", "__new__", "__init__", "__eq__", "__repr__", "__hash__"})
 _CONTAINERS = (list, tuple, dict, OrderedDict, deque)
 #: In a module's dict, beside what its user put there.

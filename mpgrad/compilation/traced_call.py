@@ -95,7 +95,7 @@ class CallProgram(ArrayProgram):
         self.give_up(f"{what} needs values that are known only when it runs")
 
     def give_up(self, reason: str) -> None:
-        """The program cannot be had.
+        """From here on there is no program.
 
         Raises:
             CompilationError: with ``fullgraph``.

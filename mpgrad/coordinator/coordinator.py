@@ -24,7 +24,7 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.lease_table import BlockAllocator
 from mpgrad.shm.free_list import FreeListStatistics
-from mpgrad.shm.status_board import BoardFigures
+from mpgrad.shm.status_board import BoardFigures, QueueFigures
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.journal import AllocatorRecorder
@@ -134,16 +134,18 @@ class Coordinator:
 
     def _report(self) -> None:
         state, arena = self.state, self._arena.statistics()
+        held = {peer: len(one.flights) for peer, one in state.membership.members.items()}
         figures = BoardFigures(
             len(self._sessions),
             len(state.graphs),
             len(state.ready),
-            sum([len(member.flights) for member in state.membership.members.values()]),
+            sum(held.values()),
             sum([graph.remaining for graph in state.graphs.values()]),
             arena.used_bytes,
             arena.limit_bytes,
         )
-        self._supervisor.report(figures)
+        queues = [QueueFigures(*length) for length in state.ready.lengths()]
+        self._supervisor.report(figures, queues, held)
         self._report_at_s = self._clock() + REPORT_EVERY_S
 
     def wait_ms(self) -> int | None:

@@ -108,7 +108,7 @@ def _engine_arena(setup: CoordinatorSetup) -> Backing:
 
 
 def _allow_descriptors() -> None:
-    """Raise the soft limit: hundreds of workers need four descriptors each, and sessions one."""
+    """Raise the soft limit: hundreds of workers need five descriptors each, and sessions one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY:

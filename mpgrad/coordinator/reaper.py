@@ -21,6 +21,8 @@ class End(NamedTuple):
     status: int
     #: "was killed by SIGKILL; ...".
     words: str
+    #: What faulthandler wrote at a fault; empty if there was none.
+    stack: str = ""
 
     @property
     def is_killed(self) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mpgrad.base.handles import WORKER_DEVICE_ARENA
 from mpgrad.scheduler.events import WorkerDied, WorkerUnavailable
 from mpgrad.scheduler.graph_spec import ON_CPU
-from mpgrad.shm.status_board import BoardFigures, StatusBoard
+from mpgrad.shm.status_board import BoardFigures, QueueFigures, StatusBoard, WorkerFigures
 
 if TYPE_CHECKING:
     from mpgrad.coordinator.reaper import End
@@ -160,10 +160,20 @@ class Supervisor:
         workers = sorted(self._by_pidfd.values(), key=lambda worker: worker.slot)
         return tuple(worker.child.pid for worker in workers)
 
-    def report(self, figures: BoardFigures) -> None:
-        """Write on the board what there is to do; ``mpgrad top`` reads it."""
-        pids = {worker.slot: worker.child.pid for worker in self._by_pidfd.values()}
-        self._board.report(figures, [pids.get(slot, 0) for slot in range(self.slots)])
+    def report(
+        self, figures: BoardFigures, queues: Sequence[QueueFigures], held: Mapping[str, int]
+    ) -> None:
+        """Write on the board what there is to do; ``mpgrad top`` reads it.
+
+        Args:
+            figures, queues: of the core.
+            held: by worker, the number of its tasks.
+        """
+        workers = [WorkerFigures(0, ON_CPU, 0)] * self.slots
+        for worker in self._by_pidfd.values():
+            row = WorkerFigures(worker.child.pid, worker.device, held.get(worker.peer, 0))
+            workers[worker.slot] = row
+        self._board.report(figures, queues, workers)
 
     def is_current(self, peer: str) -> bool:
         """Whether ``peer`` names a living incarnation."""
@@ -196,7 +206,7 @@ class Supervisor:
         if worker.peer in self._joined:
             self._joined.discard(worker.peer)
             running = self._board.read(worker.slot)
-            return WorkerDied(worker.peer, cause, is_killed, running)
+            return WorkerDied(worker.peer, cause, is_killed, running, end.stack)
         self._failed_starts += not is_killed
         self._killed_starts[worker.slot] += is_killed
         killed = self._killed_starts[worker.slot]

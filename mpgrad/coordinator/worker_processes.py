@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -17,6 +18,12 @@ from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, python_command, sen
 _OOM_SCORE_ADJUSTMENT = 300
 _OOM_SCORE_MAX = 1000
 
+#: How a worker ends at a fault: its own, or an abort of C code.
+_FAULTS = frozenset(
+    -number
+    for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+)
+
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 #: glibc returns freed arrays to the kernel at once, and the next temporary faults its pages in
@@ -27,11 +34,21 @@ _MALLOC = {
 }
 
 
-class WorkerChild:
-    """See ``Child``."""
+#: The bytes of a stack that are kept.
+_STACK_BYTES_MAX = 16 * 1024
 
-    def __init__(self, process: subprocess.Popen[bytes], reaper: Reaper) -> None:
-        self._process, self._reaper = process, reaper
+
+class WorkerChild:
+    """See ``Child``.
+
+    Args:
+        process: its process.
+        reaper: waits for its end.
+        stack_fd: a file to which it writes its Python stack at a fault; closed with the pidfd.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], reaper: Reaper, stack_fd: int) -> None:
+        self._process, self._reaper, self._stack_fd = process, reaper, stack_fd
         self.pid, self.pidfd = process.pid, os.pidfd_open(process.pid)
 
     def kill(self) -> None:
@@ -50,7 +67,9 @@ class WorkerChild:
     def reap(self) -> End:
         end = self._reaper.reap(self._process)
         os.close(self.pidfd)
-        return end
+        stack = os.pread(self._stack_fd, _STACK_BYTES_MAX, 0) if end.status in _FAULTS else b""
+        os.close(self._stack_fd)
+        return end._replace(stack=stack.decode(errors="replace").strip())
 
 
 class WorkerSpawner:
@@ -66,20 +85,21 @@ class WorkerSpawner:
         self._reaper = Reaper()
 
     def start(self, peer: str, slot: int, device: int, arena: int) -> WorkerChild:
-        process, writer = spawn(
-            python_command(self._setup.executable, "mpgrad.workers"),
-            self._inherited(device),
-            self._environment(),
-        )
-        try:
-            child = WorkerChild(process, self._reaper)
-        except OSError:
-            os.close(writer)
-            process.kill()
-            process.wait()
-            raise
+        with contextlib.ExitStack() as undo:
+            stack_fd = os.memfd_create("mpgrad-stack")
+            undo.callback(os.close, stack_fd)
+            process, writer = spawn(
+                python_command(self._setup.executable, "mpgrad.workers"),
+                (*self._inherited(device), stack_fd),
+                self._environment(),
+            )
+            undo.callback(process.wait)
+            undo.callback(process.kill)
+            undo.callback(os.close, writer)
+            child = WorkerChild(process, self._reaper, stack_fd)
+            undo.pop_all()
         _die_before_the_client(process.pid)
-        send_setup(writer, self._setup_of(peer, slot, device, arena))
+        send_setup(writer, self._setup_of(peer, slot, device, arena, stack_fd))
         return child
 
     def _inherited(self, device: int) -> tuple[int, ...]:
@@ -87,7 +107,9 @@ class WorkerSpawner:
         shared = (setup.client_arena_fd, setup.engine_arena_fd, self._board.fd)
         return shared if device == ON_CPU else (*shared, setup.device_board_fd)
 
-    def _setup_of(self, peer: str, slot: int, device: int, arena: int) -> WorkerSetup:
+    def _setup_of(
+        self, peer: str, slot: int, device: int, arena: int, stack_fd: int
+    ) -> WorkerSetup:
         setup = self._setup
         return WorkerSetup(
             endpoint=setup.endpoint,
@@ -98,9 +120,11 @@ class WorkerSpawner:
             board_fd=self._board.fd,
             slot=slot,
             environment=setup.worker_environment,
+            stack_fd=stack_fd,
             device=device,
             device_arena=arena,
             device_board_fd=setup.device_board_fd,
+            cpus=setup.cpus_of_workers[slot] if slot < len(setup.cpus_of_workers) else (),
         )
 
     def _environment(self) -> dict[str, str]:

@@ -219,7 +219,9 @@ def zeros(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
 def ones(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
     """Ones on ``device``."""
     if device.index is None:
-        return np.ones(shape, dtype)
+        array = np.empty(shape, dtype)
+        array.fill(1)  # np.ones takes three times as long for one number
+        return array
     with on(device):
         return cuda_driver.driver().namespace.ones(shape, dtype)
 

@@ -4,13 +4,15 @@ The source contains all that the registry knows about the operator: inputs by na
 whether the result is a view, and what the formulas save for the needed inputs. So a call looks
 nothing up and has no loops. :mod:`mpgrad.dispatch.operator_call` defines the free names.
 
-    def mul(a, b):
+    def call(a, b):
         if MODES.entered or CUDA.in_use:
             return call_anywhere(operator, (a, b), {})
-        a_array = a._array if isinstance(a, Tensor) else a
+        if isinstance(a, Tensor):
+            a_array, a_needs = a._array, a._requires_grad or ...
         ...
 
-This file knows text only: neither tensors nor Nodes.
+Tensors and SavedTensors are made here without a call of their classes, which takes longer than all
+that it does. This file knows text only: neither tensors nor Nodes.
 """
 
 from __future__ import annotations
@@ -44,33 +46,64 @@ def call_source(operator: Operator) -> str:
         f"def call({', '.join([*inputs, *(['*', *attributes] if attributes else [])])}):",
         "    if MODES.entered or CUDA.in_use:",
         f"        return call_anywhere(operator, {given})",
-        *[f"    {name}_array = {name}._array if isinstance({name}, Tensor) else {name}"
-          for name in inputs],
+    ]
+    for at, name in enumerate(inputs):
+        lines += _opened(name, operator.is_differentiable(at))
+    lines += [
         "    try:",
         f"        raw = forward({passed})",
         "    except (TypeError, ValueError, IndexError) as error:",
         f"        raise refusal(operator.name, ({listed(arrays)}), error) from error",
         "    if isinstance(raw, tuple):",
         f"        return recorded(operator, {given}, raw)",
-        "    result = Tensor(raw)",
-    ]  # fmt: skip
-    records = "is_grad_enabled()"
+        "    if INFERENCE_MODES.entered:",
+        "        result = Tensor(raw)",
+        "    else:",
+        *[f"        {line}" for line in _NEW_TENSOR],
+    ]
+    needs = [
+        f"{name}_needs" if operator.is_differentiable(at) else "False"
+        for at, name in enumerate(inputs)
+    ]
+    records = f"({' or '.join([need for need in needs if need != 'False']) or 'False'})"
+    records += " and GRAD_MODE.enabled"
     if operator.view is not None:
         lines.append(f"    share_memory(operator, {inputs[0]}, (result,), {_dict_of(attributes)})")
         records += f" and {inputs[0]}._version_counter is not INFERENCE"
-    needs = [
-        _requires_grad(name) if operator.is_differentiable(at) else "False"
-        for at, name in enumerate(inputs)
-    ]
     lines += [
         f"    if {records}:",
         f"        needs = ({listed(needs)})",
-        "        if True in needs:",
-        "            record = recorders.get(needs) or recorder_of(operator, needs)",
-        f"            record({', '.join([*inputs, *attributes, 'result'])})",
+        "        record = recorders.get(needs) or recorder_of(operator, needs)",
+        f"        record({', '.join([*inputs, *attributes, 'result'])})",
         "    return result",
     ]
     return "\n".join(lines) + "\n"
+
+
+#: ``Tensor(raw)`` as ``result``.
+_NEW_TENSOR = (
+    "result = new(Tensor)",
+    "result._array = raw",
+    "result._version_counter = version = new(VersionCounter)",
+    "version.value = result._output_nr = 0",
+    "result._requires_grad = result._retains_grad = False",
+    "result._grad = result._grad_fn = result._view = result._accumulator = None",
+    "result._leaf_hooks = result._post_accumulate_hooks = None",
+    "result._grad_dtype = OWN_DTYPE",
+)
+
+
+def _opened(name: str, is_differentiable: bool) -> list[str]:
+    """The lines that take the array of an input, and whether it requires grad."""
+    if not is_differentiable:
+        return [f"    {name}_array = {name}._array if isinstance({name}, Tensor) else {name}"]
+    return [
+        f"    if isinstance({name}, Tensor):",
+        f"        {name}_array, {name}_needs = {name}._array, {name}._requires_grad or (",
+        f"            {name}._view is not None and {name}.requires_grad)",
+        "    else:",
+        f"        {name}_array, {name}_needs = {name}, False",
+    ]
 
 
 def record_source(operator: Operator, needs: Sequence[bool]) -> str:
@@ -82,10 +115,7 @@ def record_source(operator: Operator, needs: Sequence[bool]) -> str:
     """
     inputs, attributes = operator.inputs, operator.attributes
     sources = operator.sources(needs)
-    edges = [
-        f"gradient_edge({name})" if needed else "None"
-        for name, needed in zip(inputs, needs, strict=True)
-    ]
+    edges = [_edge(name) if needed else "None" for name, needed in zip(inputs, needs, strict=True)]
     looks = ["result._array.shape", "result._array.dtype"]
     for position in looked_at(operator, needs):
         name = inputs[position]
@@ -106,16 +136,23 @@ def record_source(operator: Operator, needs: Sequence[bool]) -> str:
         "    node.input_metadata, node.input_info, node.plain = looks",
         *([f"    node.plain = {{**node.plain, {_dict_of(plain)[1:]}"] if plain else []),
         f"    node.next_edges = ({listed(edges)})",
-        "    node.sequence_nr = next_sequence_nr()",
+        "    node.sequence_nr = SEQUENCE.next()",
         "    node.hooks = None",
         "    node.has_packed = False",
         "    node._metadata = origin() if anomaly.enabled else None",
         "    result._grad_fn, result._output_nr, result._requires_grad = node, 0, True",
         "    node._saved = saved = {}",
     ]
-    for source in sources:
-        lines += _saving(source, inputs, needs)
-    lines += ["    if HOOKS.entered:", "        node.note_hooks()"]
+    saving = [line for source in sources for line in _saving(source, inputs, needs)]
+    if saving:
+        again = [line for source in sources for line in _saving_packed(source, inputs, needs)]
+        lines += [
+            "    if HOOKS.entered:",
+            *[f"        {line}" for line in again],
+            "        node.note_hooks()",
+            "        return",
+            *[f"    {line}" for line in saving],
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -126,31 +163,66 @@ def looked_at(operator: Operator, needs: Sequence[bool]) -> tuple[int, ...]:
     return tuple(at for at, needed in enumerate(needs) if needed or at in asked)
 
 
+def _edge(name: str) -> str:
+    """An input's ``gradient_edge``; that of a result of the graph is written out."""
+    plain = f"{name}._grad_fn is not None and {name}._view is None"
+    return f"new_edge(({name}._grad_fn, {name}._output_nr)) if {plain} else gradient_edge({name})"
+
+
 def _saving(source: Source, inputs: Sequence[str], needs: Sequence[bool]) -> list[str]:
-    """The lines that save one parameter of a formula."""
+    """The lines that save one parameter of a formula, where no hooks are in force."""
     name = source.name
     if source.kind == "result":
-        return [f"    saved[{name!r}] = SavedTensor(result, is_output=True)"]
+        return [*_NEW_SAVED_RESULT, f"saved[{name!r}] = packed"]
     if source.kind == "results":
-        return [f"    saved[{name!r}] = (SavedTensor(result, is_output=True),)"]
+        return [*_NEW_SAVED_RESULT, f"saved[{name!r}] = (packed,)"]
+    if source.kind != "input":
+        return []
+    save = [*[line.format(name) for line in _NEW_SAVED_INPUT], f"saved[{name!r}] = packed"]
+    if needs[source.position]:
+        return save
+    return [
+        f"if isinstance({name}, Tensor):",
+        *[f"    {line}" for line in save],
+        "else:",
+        f"    node.plain = {{**node.plain, {name!r}: {name}}}",
+    ]
+
+
+#: ``SavedTensor(...)`` of an input, and of ``result``, as ``packed``.
+_NEW_SAVED_INPUT = (
+    "if {0}._version_counter is INFERENCE: SavedTensor({0})  # raises",
+    "packed = new(SavedTensor)",
+    "packed.packed, packed._version = None, {0}._version_counter.value",
+    "packed._tensor, packed._was_leaf = {0}, {0}._grad_fn is None",
+)
+_NEW_SAVED_RESULT = (
+    "packed = new(SavedTensor)",
+    "packed.packed = packed._tensor = None",
+    "packed._counter = result._version_counter",
+    "packed._version = packed._counter.value",
+    "packed._array, packed._output_nr, packed._requires_grad = result._array, 0, True",
+)
+
+
+def _saving_packed(source: Source, inputs: Sequence[str], needs: Sequence[bool]) -> list[str]:
+    """The same where hooks may pack it."""
+    name = source.name
+    if source.kind == "result":
+        return [f"saved[{name!r}] = SavedTensor(result, is_output=True)"]
+    if source.kind == "results":
+        return [f"saved[{name!r}] = (SavedTensor(result, is_output=True),)"]
     if source.kind != "input":
         return []
     save = f"saved[{name!r}] = SavedTensor({name})"
     if needs[source.position]:
-        return [f"    {save}"]
+        return [save]
     return [
-        f"    if isinstance({name}, Tensor):",
-        f"        {save}",
-        "    else:",
-        f"        node.plain = {{**node.plain, {name!r}: {name}}}",
+        f"if isinstance({name}, Tensor):",
+        f"    {save}",
+        "else:",
+        f"    node.plain = {{**node.plain, {name!r}: {name}}}",
     ]
-
-
-def _requires_grad(name: str) -> str:
-    return (
-        f"isinstance({name}, Tensor) and "
-        f"({name}._requires_grad or ({name}._view is not None and {name}.requires_grad))"
-    )
 
 
 def _dict_of(names: Sequence[str]) -> str:

@@ -35,7 +35,7 @@ from mpgrad.dispatch.operator_mode import MODES
 from mpgrad.graph.grad_modes import is_grad_enabled, is_inference_mode_enabled
 from mpgrad.graph.registry import Operator, operator
 from mpgrad.tensors import saved_tensor_clones
-from mpgrad.tensors.lent_gradients import become_own
+from mpgrad.tensors.lent_versions import LentVersions
 from mpgrad.tensors.storage import INFERENCE
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.tensors.view import set_history
@@ -155,7 +155,9 @@ def refuse_shared_elements(tensor: Tensor, others: Sequence[Any] = ()) -> None:
     Raises:
         RuntimeError: it is an expanded or read-only tensor, or overlaps an operand with a shift.
     """
-    if not (is_writable(tensor._array) or become_own(tensor) or _lies_in_writable(tensor)):
+    if type(tensor._version_counter) is LentVersions:
+        tensor._version_counter.become_own()
+    if not (is_writable(tensor._array) or _lies_in_writable(tensor)):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a "
             "single memory location, or its memory is read-only. Please clone() the tensor before "

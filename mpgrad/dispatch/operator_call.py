@@ -32,17 +32,15 @@ from mpgrad.dispatch.operator_node import OperatorNode, node_class
 from mpgrad.errors import add_note
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.anomaly import origin
-from mpgrad.graph.grad_modes import is_grad_enabled
-from mpgrad.graph.node import (
-    InputMetadata,
-    next_sequence_nr,
-)
+from mpgrad.graph.grad_modes import GRAD_MODE, INFERENCE_MODES, is_grad_enabled
+from mpgrad.graph.node import SEQUENCE, InputMetadata
 from mpgrad.graph.registry import OPERATORS, Operator, Source
 from mpgrad.tensors import view
+from mpgrad.tensors.assigned_grad import OWN_DTYPE
 from mpgrad.tensors.hooks_in_force import HOOKS
 from mpgrad.tensors.saved_tensor import SavedTensor
-from mpgrad.tensors.storage import INFERENCE, empty
-from mpgrad.tensors.tensor import Tensor, gradient_edge, metadata_of
+from mpgrad.tensors.storage import INFERENCE, VersionCounter, empty
+from mpgrad.tensors.tensor import Tensor, gradient_edge, metadata_of, new_edge
 
 _RESULTS = frozenset({"result", "results"})
 
@@ -62,15 +60,14 @@ def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:
     Raises:
         RuntimeError: the inputs lie on several devices.
     """
-    return (operator.caller or _caller_of(operator))(*inputs, **attributes)
+    return operator.run(*inputs, **attributes)
 
 
 def _caller_of(operator: Operator) -> Callable[..., Any]:
     """The function that calls ``operator``, with source of its own (``call_source``)."""
     own = {"operator": operator, "forward": operator.forward, "recorders": operator.recorders}
     place = f"call {operator.name}"
-    operator.caller = compiled("call", call_source(operator), {**_KNOWN, **own}, place)
-    return operator.caller
+    return compiled("call", call_source(operator), {**_KNOWN, **own}, place)  # type: ignore[no-any-return]
 
 
 def recorder_of(operator: Operator, needs: tuple[bool, ...]) -> Callable[..., None]:
@@ -351,16 +348,22 @@ def _describe(value: Any, what: str) -> Any:
 #: The free names of the functions from ``call_source``.
 _KNOWN = {
     "CUDA": CUDA,
+    "GRAD_MODE": GRAD_MODE,
     "HOOKS": HOOKS,
     "INFERENCE": INFERENCE,
+    "INFERENCE_MODES": INFERENCE_MODES,
     "MODES": MODES,
+    "OWN_DTYPE": OWN_DTYPE,
+    "SEQUENCE": SEQUENCE,
     "anomaly": anomaly,
     "cpu": cpu,
     "new": object.__new__,
+    "new_edge": new_edge,
     "node_class_of": node_class,
-    **{known.__name__: known for known in (SavedTensor, Tensor, call_anywhere, gradient_edge)},
-    **{known.__name__: known for known in (is_grad_enabled, look_of, next_sequence_nr, origin)},
+    **{known.__name__: known for known in (SavedTensor, Tensor, VersionCounter)},
+    **{known.__name__: known for known in (call_anywhere, gradient_edge, look_of, origin)},
     **{known.__name__: known for known in (recorded, recorder_of, refusal, view.share_memory)},
 }
 
+Operator.caller_of = staticmethod(_caller_of)
 view.install(call, namespace_for)

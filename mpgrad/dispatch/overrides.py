@@ -39,9 +39,8 @@ def default_torch_function(
 def is_overridden(values: Iterable[Any]) -> bool:
     """Whether a subclass among ``values`` overrides functions."""
     # Nearly always all of them are plain Tensors: one comparison each.
-    return any(type(value) is not Tensor and _overrides(type(value)) for value in values) and (
-        not _state.disabled
-    )
+    kinds = [type(value) for value in values if type(value) is not Tensor]
+    return bool(kinds) and any(map(_overrides, kinds)) and not _state.disabled
 
 
 def _overrides(kind: type[Any]) -> bool:

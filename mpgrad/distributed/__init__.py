@@ -20,7 +20,7 @@ _NAMES_OF = {
     "mpgrad.distributed.operation": "Work",
 }
 #: Public names that are modules.
-_SUBMODULES = ("futures", "rpc")
+_SUBMODULES = ("autograd", "futures", "optim", "rpc")
 _HOME = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
 __all__ = [*_HOME, *_SUBMODULES]

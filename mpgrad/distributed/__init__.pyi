@@ -1,6 +1,8 @@
 """The public names of mpgrad.distributed, which ``__init__.py`` loads on first use."""
 
+from mpgrad.distributed import autograd as autograd
 from mpgrad.distributed import futures as futures
+from mpgrad.distributed import optim as optim
 from mpgrad.distributed import rpc as rpc
 from mpgrad.distributed.collectives import all_gather as all_gather
 from mpgrad.distributed.collectives import all_gather_into_tensor as all_gather_into_tensor

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mpgrad.graph.node import continue_sequence_from, upcoming_sequence_nr
+
 
 class Future:
     """A value or an error that comes later."""
@@ -16,6 +18,8 @@ class Future:
         self._value: Any = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Future], None]] = []
+        #: What the thread that completed it counted next: Nodes that use the value come later.
+        self._sequence_nr = 0
 
     def done(self) -> bool:
         """Whether it has its value or error."""
@@ -34,6 +38,7 @@ class Future:
         with self._condition:
             if not self._condition.wait_for(lambda: self._is_done, timeout):
                 raise TimeoutError(f"the future has no value after {timeout} s")
+        continue_sequence_from(self._sequence_nr)
         if self._error is not None:
             raise self._error
         return self._value
@@ -61,6 +66,7 @@ class Future:
                     "Attempting to mark a completed Future as complete again. Note that a Future "
                     "can only be marked completed once."
                 )
+            self._sequence_nr = upcoming_sequence_nr()
             self._value, self._error, self._is_done = value, error, True
             callbacks, self._callbacks = self._callbacks, []
             self._condition.notify_all()

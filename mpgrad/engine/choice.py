@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from statistics import median_low
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
@@ -15,6 +14,10 @@ Mode: TypeAlias = Literal["local", "process"]
 
 #: The number of structures whose times are kept, the last used ones.
 STRUCTURES_MAX = 64
+#: The number of times from which on a mode counts as known.
+KNOWN_FROM = 2
+#: The number of odd times in a row after which earlier ones do not count.
+ODD_MAX = 3
 
 
 class Prediction(NamedTuple):
@@ -31,8 +34,10 @@ class Choice(NamedTuple):
     reason: str
     #: The prediction behind the choice; None if there was none.
     predicted: Prediction | None = None
-    #: True if the mode is measured again although the other one is expected to be faster.
+    #: True if the mode is measured although the other one is expected to be faster.
     is_trial: bool = False
+    #: What distinguishes graphs of one structure by their shapes.
+    shapes: int = 0
 
 
 def too_small(frozen: FrozenGraph, workers: int, message_us: float) -> Choice | None:
@@ -61,18 +66,38 @@ def predict(planned: Plan, workers: int, message_us: float) -> Prediction:
     return Prediction(planned.work_us, tuning.BACKWARD_MESSAGES * message_us + longest_us)
 
 
-class Experience:
-    """The times of graphs of one structure in each mode, relative to their predictions.
+class _Sample(NamedTuple):
+    """What a backward took, in microseconds, and what was predicted for it."""
 
-    The ratio is kept, not the time: shapes and costs may change from step to step.
+    took: float
+    predicted: float
+    shapes: int
+
+
+class Experience:
+    """The times of graphs of one structure in each mode.
+
+    They are compared with one another, not with predictions, which change while costs are learned.
+    Only from graphs of other shapes the ratio to the prediction is taken.
     """
 
     def __init__(self) -> None:
-        self._took: dict[Mode, deque[float]] = {
+        self._took: dict[Mode, deque[_Sample]] = {
             mode: deque(maxlen=tuning.SAMPLES) for mode in ("local", "process")
         }
+        #: The last samples of a mode as far as they were far from its usual time.
+        self._odd: dict[Mode, list[_Sample]] = {"local": [], "process": []}
         self._has_begun: set[Mode] = set()
         self._spent_us = self._lost_us = 0.0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no backward of such a graph has run."""
+        return not self._has_begun
+
+    def begin(self, mode: Mode) -> None:
+        """A backward has run in that mode, or a part of one, under conditions that do not count."""
+        self._has_begun.add(mode)
 
     def note(self, mode: Mode, took_us: float, choice: Choice) -> None:
         """Record the time of a backward without freezing and committing.
@@ -81,22 +106,40 @@ class Experience:
         """
         if choice.predicted is None:
             return
-        best_us = min(self._expected(choice.predicted))
-        if choice.is_trial:
-            self._lost_us += max(took_us - best_us, 0.0)
+        expected = self._expected(choice.predicted, choice.shapes)
         if mode in self._has_begun:
+            best_us = min(expected)
             self._spent_us += best_us
-            self._took[mode].append(took_us / max(getattr(choice.predicted, mode), 1.0))
-        self._has_begun.add(mode)
+            if choice.is_trial and len(self._took[mode]) >= KNOWN_FROM:
+                self._lost_us += max(took_us - best_us, 0.0)
+            sample = _Sample(took_us, getattr(choice.predicted, mode), choice.shapes)
+            self._add(mode, sample, getattr(expected, mode))
+        self.begin(mode)
 
-    def choose(self, predicted: Prediction, *, has_workers: bool) -> Choice:
-        """The faster mode, or the other one if it is due to be measured again.
+    def _add(self, mode: Mode, sample: _Sample, usual_us: float) -> None:
+        """Keep a sample. If several in a row are far off, the graph takes another time now."""
+        took, odd = self._took[mode], self._odd[mode]
+        low, high = sorted((sample.took, usual_us))
+        if took and high > tuning.FAR_OFF * low:
+            odd.append(sample)
+        else:
+            odd.clear()
+        took.append(sample)
+        if len(odd) == ODD_MAX:
+            for samples in self._took.values():
+                samples.clear()
+            took.extend(odd)
+            odd.clear()
+
+    def choose(self, predicted: Prediction, *, has_workers: bool, shapes: int = 0) -> Choice:
+        """The faster mode, or the other one if it is due to be measured.
 
         Args:
             predicted: for this graph.
             has_workers: whether they are running; workers are not started for a trial.
+            shapes: of this graph.
         """
-        expected = self._expected(predicted)
+        expected = self._expected(predicted, shapes)
         # Workers must be clearly better for a graph that may never come again.
         is_known = bool(self._took["process"]) or len(self._took["local"]) == tuning.SAMPLES
         margin = 1.0 if is_known else tuning.MARGIN
@@ -107,24 +150,54 @@ class Experience:
             f"workers would take about {expected.process:.0f} us, "
             f"this process {expected.local:.0f} us"
         )
-        if len(self._took[mode]) == tuning.SAMPLES and (other == "local" or has_workers):
-            best_us, other_us = min(expected), getattr(expected, other)
-            # A trial counts as more expensive than predicted, because the prediction may be wrong.
-            loss_us = max(other_us, tuning.MARGIN * best_us) - best_us
-            if self._lost_us + loss_us <= tuning.TRIAL_SHARE * self._spent_us:
-                return Choice(other, f"to measure it again; {reason}", predicted, is_trial=True)
-        return Choice(mode, reason, predicted)
+        can_try = other == "local" or has_workers
+        if can_try and self._is_due(mode, other, expected):
+            text = f"to measure it; {reason}"
+            return Choice(other, text, predicted, is_trial=True, shapes=shapes)
+        return Choice(mode, reason, predicted, shapes=shapes)
 
-    def _expected(self, predicted: Prediction) -> Prediction:
-        """The predictions corrected by the medians, so that one interruption does not decide.
+    def _is_due(self, mode: Mode, other: Mode, expected: Prediction) -> bool:
+        """Whether the other mode is to be measured now.
+
+        It is soon if it is hardly known and the modes may be close. Then it is again and again,
+        for a small share of the time.
+        """
+        if not self._took[mode]:
+            return False
+        best_us = min(expected)
+        ratio = getattr(expected, other) / max(best_us, 1.0)
+        if len(self._took[other]) < KNOWN_FROM and ratio <= tuning.FAR_OFF:
+            return True
+        # A trial counts as more expensive than predicted, because the prediction may be wrong.
+        loss_us = (max(ratio, tuning.MARGIN) - 1.0) * best_us
+        return self._lost_us + loss_us <= tuning.TRIAL_SHARE * self._spent_us
+
+    def _expected(self, predicted: Prediction, shapes: int) -> Prediction:
+        """What such graphs took, so that interruptions do not decide: these only make longer.
 
         If a graph is slower in this process than its rules take, the same factor is assumed for
         workers until it is measured.
         """
-        local, process = self._took["local"], self._took["process"]
-        here = median_low(local) if local else 1.0
-        there = median_low(process) if process else here
-        return Prediction(predicted.local * here, predicted.process * there)
+        local = self._usual_us("local", predicted.local, shapes)
+        process = self._usual_us("process", predicted.process, shapes)
+        here = 1.0 if local is None else local / max(predicted.local, 1.0)
+        return Prediction(
+            predicted.local if local is None else local,
+            predicted.process * here if process is None else process,
+        )
+
+    def _usual_us(self, mode: Mode, predicted_us: float, shapes: int) -> float | None:
+        """The lower quartile of the samples; None if there are none."""
+        samples = self._took[mode]
+        if not samples:
+            return None
+        times = sorted(
+            [
+                took if shapes == of else took / max(predicted, 1.0) * predicted_us
+                for took, predicted, of in samples
+            ]
+        )
+        return times[(len(times) - 1) // 4]
 
 
 class Experiences:

@@ -41,7 +41,9 @@ class Engine:
     Args:
         mode: "local" runs everything in this process, "process" in worker processes, and "auto" in
             workers if the predicted time is clearly shorter. Default: MPGRAD_ENGINE or "auto".
-        cpu_workers: number of CPU workers; default MPGRAD_CPU_WORKERS or the available cores.
+        cpu_workers: number of CPU workers; default MPGRAD_CPU_WORKERS or the available cores,
+            shared with the processes that multiprocessing, joblib, pytest-xdist, gunicorn or
+            torchrun have started beside this one.
         gpus: for each GPU worker the number of its GPU: ``[0, 1]``, or ``[0, 0]`` for two on one
             GPU; "all"; "none"; or "auto" (default; MPGRAD_GPUS), which means all in mode "process"
             if this process has used a GPU before, else none. GPU workers are used in mode
@@ -65,6 +67,10 @@ class Engine:
             ``errors.ResultsDiffer``. Default: MPGRAD_CHECK or "sample".
         progress: whether a backward in workers that takes longer than half a second shows how far
             it is: on stderr if that is a terminal, in a notebook under the cell.
+        pin: what each CPU worker is bound to: "none" leaves that to the system; "cores" gives each
+            a core with all its threads, on one NUMA node after the other (if there are more workers
+            than cores: a thread); "nodes" the processors of one NUMA node. GPU workers are not
+            bound. Default: MPGRAD_PIN or "none".
 
     Raises:
         ValueError: an argument is out of range.
@@ -83,6 +89,7 @@ class Engine:
         journal: str | None = None,
         check: str | None = None,
         progress: bool = False,
+        pin: str | None = None,
     ) -> None:
         self._options = EngineOptions.checked(
             mode,
@@ -95,6 +102,7 @@ class Engine:
             journal,
             check,
             progress,
+            pin,
         )
         self._made: Execution | None = None
         self._making = threading.Lock()
@@ -135,8 +143,9 @@ class Engine:
     def _restart_in_child(self) -> None:
         """After a fork the processes belong to the parent; the child starts its own if needed."""
         self._making = threading.Lock()  # another thread may have been inside
+        self._options = self._options.in_this_process()
         if self._made is not None:
-            self._made.start_anew_in_child()
+            self._made.start_anew_in_child(self._options, partial(_spawn, self._options))
         self._pid = os.getpid()
 
     @property
@@ -227,6 +236,8 @@ class Engine:
     @property
     def cpu_workers(self) -> int:
         """The number of its CPU workers when they run."""
+        if self._pid != os.getpid():
+            self._restart_in_child()
         return self._options.cpu_workers
 
     @property

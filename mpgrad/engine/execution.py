@@ -26,7 +26,7 @@ from mpgrad.engine.explanation import Explanation, explain
 from mpgrad.engine.handover import SavedTensorsUnreadable
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.in_workers import run_in_workers
-from mpgrad.engine.local import run_local
+from mpgrad.engine.local import run_local, run_local_until
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed, place, warn_of_serial_functions
 from mpgrad.engine.preparation import Preparation, Ready
@@ -35,6 +35,7 @@ from mpgrad.engine.recovery import Recovery
 from mpgrad.engine.session_pool import SessionPool
 from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.errors import CoordinatorLost, EngineClosed
+from mpgrad.scheduler import tuning
 from mpgrad.shm.arena import client_arena
 from mpgrad.tensors.tensor import Tensor, gradient_edge
 from mpgrad.wire.schema import Processes
@@ -62,8 +63,11 @@ class Execution:
         self._spot_checks = SpotChecks(options.check)
         self._local_count = self._local_failed = 0
 
-    def start_anew_in_child(self) -> None:
-        """After a fork: the processes belong to the parent."""
+    def start_anew_in_child(
+        self, options: EngineOptions, spawn: Callable[[], CoordinatorProcess]
+    ) -> None:
+        """After a fork: the processes belong to the parent, and so does its share of the cores."""
+        self._options, self._spawn = options, spawn
         self.sessions.abandon()
         self.preparation = Preparation(self._options)
         self.sessions = SessionPool(self._spawn, self.preparation.expect_message_us)
@@ -92,9 +96,12 @@ class Execution:
             if profiled is not None:
                 profiled.spec, profiled.on_client = placed.frozen.spec, placed.unasked
         started = perf_counter()
-        if placed is None or graph is None or not self._goes_to_workers(ready):
-            mode: Mode = "local"
+        mode: Mode = "local"
+        if placed is None or graph is None or ready.choice.mode != "process":
             results = self._here(run_local, frozen)
+        elif self.preparation.mode() != "process" and not self.sessions.is_ready:
+            wait_us = tuning.START_AFTER_US if self.preparation.is_new(graph) else 0.0
+            results = self._here(self._until_workers_are_ready, frozen, started + wait_us / 1e6)
         else:
             mode = "process"
             results = self._in_workers(placed, graph)
@@ -123,16 +130,37 @@ class Execution:
                 self._counters.note_recovery()
 
     def _ready(self, frozen: FrozenGraph) -> Ready:
-        return self.preparation.ready(frozen, has_workers=self.sessions.is_ready)
+        preparation = self.preparation
+        ready = preparation.here(frozen)
+        if ready is None:
+            ready = preparation.ready(frozen, has_workers=self.sessions.is_ready)
+        return ready
 
-    def _goes_to_workers(self, ready: Ready) -> bool:
-        """Whether a graph runs in workers now; `auto` does not wait for workers to start."""
-        if ready.choice.mode != "process":
-            return False
-        if self.preparation.mode() == "process" or self.sessions.is_ready:
-            return True
-        self._start_in_background()
-        return False
+    def _until_workers_are_ready(
+        self, frozen: FrozenGraph, start_at: float
+    ) -> list[tuple[Any, bool]]:
+        """Run here; start the workers at that time, and run there what is left then if that is
+        faster."""
+        is_started = False
+
+        def are_ready() -> bool:
+            nonlocal is_started
+            if not is_started and perf_counter() >= start_at:
+                self._start_in_background()
+                is_started = True
+            # A profile is of one graph.
+            return RUNNING.recording is None and self.sessions.is_ready
+
+        results, rest = run_local_until(frozen, are_ready)
+        if rest is not None:
+            choice, placed, graph = self._ready(rest.graph)
+            if placed is None or graph is None or choice.mode != "process":
+                others = run_local(rest.graph)
+            else:
+                others = self._in_workers(placed, graph)
+            for number, result in zip(rest.results, others, strict=True):
+                results[number] = result
+        return results
 
     def execute_recorded(
         self, frozen: FrozenGraph, seeds: Sequence[Tensor | None]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.base import machine
+from mpgrad.base.user_frames import stack_without_ours
 from mpgrad.errors import (
     EngineClosed,
     InvariantViolated,
     ProtocolError,
+    RemoteTraceback,
     SharedMemoryExhausted,
     TaskTimedOut,
     WorkerLost,
@@ -45,11 +47,15 @@ def cause_of(
         exhausted = SharedMemoryExhausted(requested, used, limit, f"engine arena{small}")
         exhausted.add_note(f"{_names(frozen, planned, outcome.task)}. No .grad was changed.")
         return exhausted
-    text = outcome.error.decode(errors="replace")
+    text, _, stack = outcome.error.decode(errors="replace").partition("\n")
     if outcome.kind == "lost":
-        return WorkerLost(
-            f"{_names(frozen, planned, outcome.task)}: {text}. No .grad was changed.{_advice(text)}"
+        advice = " Its Python stack is above." if stack else _advice(text)
+        lost = WorkerLost(
+            f"{_names(frozen, planned, outcome.task)}: {text}. No .grad was changed.{advice}"
         )
+        if stack:
+            lost.__cause__ = RemoteTraceback(stack_without_ours(stack))
+        return lost
     if outcome.kind == "hung":
         return TaskTimedOut(
             f"{_names(frozen, planned, outcome.task)}: {text}. No .grad was changed. "

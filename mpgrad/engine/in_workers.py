@@ -27,13 +27,14 @@ from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.engine.progress_display import progress_shown
 from mpgrad.engine.session import Outcome, Session
 from mpgrad.engine.session_pool import SessionPool
-from mpgrad.engine.spot_checks import SpotChecks
+from mpgrad.engine.spot_checks import SpotChecks, failed_again
 from mpgrad.errors import CoordinatorLost, ProtocolError
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph, ForwardOutput
 from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.shipping.loading import load_attributes
 from mpgrad.wire.output_record import (
     CHANGED,
+    FAILED,
     RUN,
     WARNING,
     ContextChanged,
@@ -112,7 +113,7 @@ def run_in_workers(
     if isinstance(outcome, FailGraph):
         if outcome.kind == "lost" and outcome.task < 0:
             sessions.forget(coordinator)  # it has no workers and cannot start any
-        raise _failure(outcome, frozen, planned, client)
+        raise _failure(outcome, placed, planned, client, _of_kind(kept, FAILED), options)
     spot_checks.compare(_of_kind(kept, RUN), frozen, placed.code, options.blas_threads)
     _change_contexts(_of_kind(kept, CHANGED), placed)
     _release_saved(frozen)
@@ -128,12 +129,22 @@ def _run(session: Session, messages: Iterator[Any], client: ClientWorker) -> Out
 
 
 def _failure(
-    outcome: FailGraph, frozen: FrozenGraph, planned: Plan, client: ClientWorker
+    outcome: FailGraph,
+    placed: Placed,
+    planned: Plan,
+    client: ClientWorker,
+    failed: list[bytes],
+    options: EngineOptions,
 ) -> BaseException:
     """The exception of a graph that failed, with the graph as the serial engine leaves it."""
+    frozen = placed.frozen
+    error = cause_of(outcome, frozen, planned, client.error)
     if outcome.kind == "error":
-        client.release_before(planned.groups[outcome.task][outcome.step].node)
-    return cause_of(outcome, frozen, planned, client.error)
+        node = planned.groups[outcome.task][outcome.step].node
+        if failed:
+            error = failed_again(error, failed, node, frozen, placed.code, options.blas_threads)
+        client.release_before(node)
+    return error
 
 
 def _of_kind(kept: list[ForwardOutput], kind: str) -> list[bytes]:

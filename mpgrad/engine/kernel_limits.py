@@ -16,8 +16,8 @@ from mpgrad.base.standard_streams import occupy_standard_streams
 #: The descriptors that the client opens for an engine, and for one more calling thread: 13 and 3,
 #: and some more while processes start.
 FOR_ENGINE, FOR_SESSION = 24, 6
-#: The descriptors that the coordinator opens by itself and for each worker: 24 and 4.
-FOR_COORDINATOR, FOR_WORKER = 64, 4
+#: The descriptors that the coordinator opens by itself and for each worker: 24 and 5.
+FOR_COORDINATOR, FOR_WORKER = 64, 5
 
 #: The threads of a ZeroMQ context: one for input and output, and one that closes sockets.
 CONTEXT_THREADS = 2

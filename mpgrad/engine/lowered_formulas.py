@@ -56,12 +56,14 @@ class LoweredFormulas:
         known: what the free names of its source stand for.
 
     Attributes:
-        checks: what must hold of the Nodes, each an expression.
+        checks: what must hold of the Nodes before the graph runs, each an expression.
+        are_behind_user_code: the next formula's saved tensors may be others by then.
     """
 
     def __init__(self, known: dict[str, Any]) -> None:
         self._known, self._count = known, 0
         self.checks: dict[str, None] = {}
+        self.are_behind_user_code = False
         known.update(same=same, looks_like=looks_like, nothing=looks_like)
 
     def lines(
@@ -141,7 +143,8 @@ class LoweredFormulas:
         if source.kind not in ("shape", "dtype") or node.input_info[source.position] is None:
             constant = f"constant{len(checks)}_{at}_{name}"
             self._known[constant] = value
-            checks[f"same(n{at}.plain.get({name!r}, nothing), {constant})"] = None
+            plain = f"n{at}.plain.get({name!r}, nothing)"
+            checks[f"{plain} is {constant} or same({plain}, {constant})"] = None
         return (value, type(value)), ""
 
     def _saved(
@@ -154,6 +157,8 @@ class LoweredFormulas:
         if type(array) is not np.ndarray or array.nbytes >= LARGE_BYTES:
             raise Unreadable(source.name)
         if source.kind == "input" and node.input_info[source.position] is None:
+            if self.are_behind_user_code:
+                raise Unreadable(source.name)
             dtype = f"dtype{at}_{source.name}"
             self._known[dtype] = array.dtype
             look = f"n{at}._saved.get({source.name!r}), {array.shape}, {dtype}"
@@ -193,7 +198,23 @@ def _written_out(operator: Operator, position: int, looks: tuple[Any, ...]) -> _
         return None
     if type(value) is not ArrayProxy or type(value._value) is not np.ndarray:
         return None
-    return _Formula(tuple(program.lines), value._name, program.known)
+    return _Formula(_with_memory_of_its_own(program, value), value._name, program.known)
+
+
+def _with_memory_of_its_own(program: _Lines, value: ArrayProxy) -> tuple[str, ...]:
+    """The lines; a result that would only be repeated is written out at once."""
+    lines, view = list(program.lines), f"{value._name} = xp.broadcast_to("
+    if lines and lines[-1].startswith(view) and not value._value.flags.c_contiguous:
+        program.known["filled"] = _filled
+        lines[-1] = f"{value._name} = filled({lines[-1].removeprefix(view)}"
+    return tuple(lines)
+
+
+def _filled(x: Any, shape: tuple[int, ...]) -> Any:
+    """``x`` broadcast to ``shape``, as ``np.ascontiguousarray`` would copy it."""
+    out = np.empty(shape, x.dtype)
+    out[...] = x
+    return out
 
 
 class _Lines(ArrayProgram):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpgrad.autograd.running import engine_slot
-from mpgrad.base import config
+from mpgrad.base import config, machine
+from mpgrad.base.shared_cores import SharedCores, shared_cores
 from mpgrad.devices.gpu_workers import gpu_workers
 from mpgrad.shm.arena import default_limit_bytes
 
@@ -32,6 +33,10 @@ class EngineOptions:
     journal: str
     check: str
     progress: bool
+    pin: str
+    #: Whether nobody has said how many CPU workers there shall be, and who shares the cores then.
+    is_default_count: bool = False
+    shared: SharedCores | None = None
 
     @classmethod
     def checked(
@@ -46,6 +51,7 @@ class EngineOptions:
         journal: str | None,
         check: str | None = None,
         progress: bool = False,
+        pin: str | None = None,
     ) -> EngineOptions:
         """The options for these arguments of ``Engine``.
 
@@ -58,10 +64,10 @@ class EngineOptions:
         task_timeout_s = _seconds("task_timeout", task_timeout_s)
         # A worker has its memory set up already, and every engine in it is local.
         gpus = () if engine_slot.is_worker else gpu_workers(gpus, mode)
-        workers = config.cpu_workers() or config.default_cpu_workers()
+        asked = config.cpu_workers() if cpu_workers is None else cpu_workers
         options = cls(
             mode,
-            workers if cpu_workers is None else _count("cpu_workers", cpu_workers, _COUNT_MAX),
+            1 if asked is None else _count("cpu_workers", asked, _COUNT_MAX),
             gpus,
             default_limit_bytes()
             if shm_limit is None
@@ -74,12 +80,22 @@ class EngineOptions:
             ),
             _choice("check", config.check() if check is None else check, config.CHECKS),
             bool(progress),
+            _choice("pin", config.pin() if pin is None else pin, config.PINS),
+            asked is None,
         )
         if mode == "process" and sys.platform != "linux":
             raise RuntimeError(
                 f'Engine(mode="process") needs Linux; this is {sys.platform}. Use mode="local".'
             )
-        return options
+        return options.in_this_process()
+
+    def in_this_process(self) -> EngineOptions:
+        """The same with the default number of workers for this process, perhaps a forked one."""
+        if not self.is_default_count:
+            return self
+        shared = shared_cores()
+        cores = machine.available_cpus() if shared is None else shared.share
+        return replace(self, cpu_workers=cores, shared=shared)
 
 
 def _choice(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.device import CPU
 from mpgrad.base.dtype import default_float
@@ -18,8 +19,18 @@ from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.errors import PerformanceWarning
 from mpgrad.graph.node import Node
 from mpgrad.scheduler.graph_spec import ON_CPU
-from mpgrad.shipping.attributes import attributes_reason, attributes_words, classes_in
-from mpgrad.shipping.decision import Decision, ShippedCode, decide
+from mpgrad.shipping.attributes import (
+    are_scalars,
+    attributes_reason,
+    attributes_words,
+    classes_in,
+)
+from mpgrad.shipping.debuggers import file_of, files_with_breakpoints
+from mpgrad.shipping.decision import ShippedCode, decide
+from mpgrad.shipping.findings import article
+from mpgrad.shipping.installed_state import is_installed_name
+from mpgrad.tensors.saved_tensor import SavedTensor
+from mpgrad.wire.surroundings import what_cannot_travel
 
 
 class Placed(NamedTuple):
@@ -59,10 +70,11 @@ def place(frozen: FrozenGraph) -> Placed:
     code: dict[int, ShippedCode] = {}
     kept: dict[int, str] = {}
     unasked: dict[int, str] = {}
-    decisions: dict[tuple[type, ...], Decision] = {}
+    walked: _Walked | None = None
     for index, node in enumerate(frozen.nodes):
         if isinstance(node, FunctionNode) and frozen.runs[index] and not node.has_packed:
-            found = _where(node, frozen.keep_graph, decisions)
+            walked = walked or _Walked()
+            found = walked.where(node, frozen.keep_graph)
             if found.code is not None:
                 code[index] = found.code
             if found.reason:
@@ -101,28 +113,62 @@ def reason(placed: Placed, index: int) -> str:
     return "hooks run in the calling process" if on_client else "an operator"
 
 
-def _where(
-    node: FunctionNode, keep_graph: bool, decisions: dict[tuple[type, ...], Decision]
-) -> _Where:
-    """``decisions`` caches those of one walk, during which no user code can change anything."""
-    if (keep_graph and node.ctx._clears_on_access) or node.ctx._was_accessed:
-        return _Where("the next backward must find its saved tensors gone, which ctx keeps")
-    if get_default_device() is not CPU:
-        return _Where("new tensors in it come to this thread's default device")
-    if default_float() != np.float32:
-        return _Where("new tensors in it have this process's default dtype")
-    function = node.function
-    held: tuple[type, ...] = ()
-    if function.run_on is None and (attributes := vars(node.ctx)):
-        if found := attributes_reason(attributes):
-            return _Where(attributes_words(function, found), is_unasked=True)
-        held = classes_in(attributes)
-    decision = decisions.get((function, *held))
-    if decision is None:
-        decision = decisions[function, *held] = decide(function, held)
+class _Walked:
+    """What is the same for all Functions of one walk: no user code can change anything in it."""
+
+    def __init__(self) -> None:
+        self._decisions: dict[tuple[type, ...], _Where] = {}
+        self._around = what_cannot_travel()
+        self._stops = files_with_breakpoints()
+        self._elsewhere: _Where | None = None
+        if get_default_device() is not CPU:
+            self._elsewhere = _Where("new tensors in it come to this thread's default device")
+        elif default_float() != np.float32:
+            self._elsewhere = _Where("new tensors in it have this process's default dtype")
+
+    def where(self, node: FunctionNode, keep_graph: bool) -> _Where:
+        function, ctx = node.function, node.ctx
+        if self._around and function.run_on is None:
+            why = f"{self._around} was set in this process, and workers cannot have that"
+            return _Where(why, is_unasked=True)
+        if self._stops and file_of(function) in self._stops:
+            return _Where("a debugger has breakpoints in its file")
+        if (keep_graph and ctx._clears_on_access) or ctx._was_accessed:
+            return _Where("the next backward must find its saved tensors gone, which ctx keeps")
+        if self._elsewhere is not None:
+            return self._elsewhere
+        held: tuple[type, ...] = ()
+        attributes = vars(ctx)
+        if function.run_on is None and (kind := _more_than_a_tensor(node)):
+            return _Where(f"{function.__qualname__} has saved {kind}", is_unasked=True)
+        if function.run_on is None and not are_scalars(attributes):
+            if reason := attributes_reason(attributes):
+                return _Where(attributes_words(function, reason), is_unasked=True)
+            held = classes_in(attributes)
+        found = self._decisions.get((function, *held))
+        if found is None:
+            found = self._decisions[function, *held] = _decided(function, held)
+        return found
+
+
+def _decided(function: type[Function], held: tuple[type, ...]) -> _Where:
+    decision = decide(function, held)
     if decision.run_on == "client":
         return _Where(decision.reason, is_unasked=function.run_on is None)
     return _Where(code=decision.code)
+
+
+def _more_than_a_tensor(node: FunctionNode) -> str:
+    """A saved tensor of which a worker would have the numbers alone, in words; empty: none."""
+    for saved in node.ctx._saved or ():
+        tensor = saved._tensor if isinstance(saved, SavedTensor) else None
+        if tensor is None:
+            continue
+        if not is_installed_name(type(tensor)):
+            return f"{article(type(tensor).__name__)}, of which a worker would get a Tensor"
+        if vars(tensor):
+            return f"a tensor with the attribute `{next(iter(vars(tensor)))}`, which workers lack"
+    return ""
 
 
 def _with_kept(frozen: FrozenGraph, kept: dict[int, str]) -> FrozenGraph:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
+from mpgrad.base import machine
+from mpgrad.devices.device_arrays import CUDA
 from mpgrad.devices.gpu_nodes import gpus_of
 from mpgrad.engine.choice import (
     Choice,
@@ -69,6 +71,16 @@ class Preparation:
         #: Plans of graphs that cannot be recognised before their tables are made.
         self._others = PlanCache(self._make_plan)
 
+    def here(self, frozen: FrozenGraph) -> Ready | None:
+        """What :meth:`ready` gave for these tables, if that was ``local``."""
+        known = frozen.remembered
+        if known is None or known.here is None or CUDA.in_use:
+            return None
+        spec, plans_for, mode, ready = known.here
+        if spec is not frozen.spec or plans_for is not self._plans_for or mode != self.mode():
+            return None
+        return ready  # type: ignore[no-any-return]
+
     def ready(self, frozen: FrozenGraph, *, has_workers: bool) -> Ready:
         """Place, plan and choose, only as far as is necessary to know the mode.
 
@@ -76,18 +88,26 @@ class Preparation:
             frozen: the graph.
             has_workers: whether workers are running.
         """
-        choice = self._choice_without_plan(frozen)
+        known, mode = frozen.remembered, self.mode()
+        ready = self._ready(frozen, mode, has_workers=has_workers)
+        if known is not None and ready.graph is None:
+            known.here = (frozen.spec, self._plans_for, mode, ready)
+        return ready
+
+    def _ready(self, frozen: FrozenGraph, mode: str, *, has_workers: bool) -> Ready:
+        choice = self._choice_without_plan(frozen, mode)
         if choice is not None and choice.mode == "local":
             return Ready(choice)
         placed = place(frozen)
         graph = self.plan_of(placed.frozen)
         if choice is None:
             predicted = predict(graph.plan, self._options.cpu_workers, self.message_us)
-            choice = self._experience(graph).choose(predicted, has_workers=has_workers)
+            choice = self._experience(graph).choose(
+                predicted, has_workers=has_workers, shapes=graph.shapes
+            )
         return Ready(choice, placed, graph)
 
-    def _choice_without_plan(self, frozen: FrozenGraph) -> Choice | None:
-        mode = self.mode()
+    def _choice_without_plan(self, frozen: FrozenGraph, mode: str) -> Choice | None:
         if gpus := gpus_of(frozen.nodes):
             missing = [gpu for gpu in gpus if gpu not in self._options.gpus]
             if mode != "process" or missing:
@@ -95,12 +115,28 @@ class Preparation:
                 return Choice("local", f"{why}, which has no worker" if missing else why)
         if mode != "auto":
             return Choice(mode, f'Engine(mode="{self._options.mode}")')
+        shared = self._options.shared
+        if (
+            shared is not None
+            and too_small(frozen, machine.available_cpus(), self.message_us) is None
+        ):
+            shared.say_once()
         return too_small(frozen, self._options.cpu_workers, self.message_us)
 
     def note(self, ready: Ready, mode: Mode, took_us: float) -> None:
-        """Record a time for ``auto``, unless the graph ran locally only until the workers start."""
-        if ready.graph is not None and ready.choice.mode == mode:
-            self._experience(ready.graph).note(mode, took_us, ready.choice)
+        """Record a time for ``auto``. It does not count if the graph ran here only because the
+        workers were starting, which took time from it."""
+        if ready.graph is None:
+            return
+        experience = self._experience(ready.graph)
+        if ready.choice.mode == mode:
+            experience.note(mode, took_us, ready.choice)
+        else:
+            experience.begin(mode)
+
+    def is_new(self, graph: PreparedGraph) -> bool:
+        """Whether it is the first graph of its structure."""
+        return self._experience(graph).is_new
 
     def _experience(self, graph: PreparedGraph) -> Experience:
         if graph.experience is None:

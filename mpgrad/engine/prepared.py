@@ -35,6 +35,8 @@ class PreparedGraph:
 
     def __init__(self, spec: GraphSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
+        #: Equal for graphs of one structure whose gradients have the same sizes.
+        self.shapes = hash(tuple([node.input_nbytes for node in spec.nodes]))
         #: Shared by all graphs of this structure; set on first use.
         self.experience: Experience | None = None
         self._wirings: dict[Member, Wiring] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from mpgrad.base import config
 from mpgrad.base.exits import describe_exit, is_stopped
 from mpgrad.base.handles import ENGINE_ARENA
 from mpgrad.base.hash_seed import hash_seed_for_children
+from mpgrad.base.topology import bindings
 from mpgrad.devices.device_board import DeviceBoard
 from mpgrad.engine.kernel_limits import (
     FOR_ENGINE,
@@ -106,10 +108,14 @@ class CoordinatorProcess:
                 },
             )
         except OSError as error:
+            why = "`ulimit -u` and the cgroup's pids.max say how many processes there may be"
+            if error.errno == errno.ENOMEM:
+                why = "the machine or the cgroup has no memory left, or `ulimit -v` forbids it"
+            elif error.errno in (errno.EACCES, errno.ENOENT):
+                why = f"user {os.geteuid()} cannot run {sys.executable}"
             raise OSError(
                 error.errno,
-                f"the coordinator process cannot be started: {error.strerror} (`ulimit -u` and "
-                "the cgroup's pids.max say how many processes there may be; "
+                f"the coordinator process cannot be started: {error.strerror} ({why}; "
                 'Engine(mode="local") needs none)',
             ) from error
         send_setup(
@@ -130,6 +136,7 @@ class CoordinatorProcess:
                 task_timeout_s=options.task_timeout_s,
                 journal=self.journal,
                 lifeline_fd=lifeline,
+                cpus_of_workers=tuple(bindings(options.pin, options.cpu_workers)),
             ),
         )
         return process

@@ -10,7 +10,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 
 from mpgrad.base.standard_streams import write
@@ -22,13 +22,19 @@ APPEARS_AFTER_S, EVERY_S = 0.5, 0.2
 _WIDTH = 20
 
 
-@contextmanager
-def progress_shown(options: EngineOptions, coordinator: int, tasks: int) -> Iterator[None]:
+def progress_shown(
+    options: EngineOptions, coordinator: int, tasks: int
+) -> AbstractContextManager[None]:
     """Show how many of so many tasks are done while the block runs, if the engine shall do that."""
     show = (_notebook_cell() or _terminal_line()) if options.progress else None
-    if show is None:
-        yield
-        return
+    return _NOTHING if show is None else _shown(coordinator, tasks, show)
+
+
+_NOTHING = nullcontext()
+
+
+@contextmanager
+def _shown(coordinator: int, tasks: int, show: Callable[[str], None]) -> Iterator[None]:
     has_ended = threading.Event()
     thread = threading.Thread(
         target=_follow, args=(coordinator, tasks, has_ended, show), daemon=True

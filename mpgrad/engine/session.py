@@ -29,7 +29,7 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.output_record import CHANGED, RUN, WARNING, show_output
+from mpgrad.wire.output_record import CHANGED, FAILED, RUN, WARNING, show_output
 from mpgrad.wire.transport import Dealer
 
 Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
@@ -249,7 +249,7 @@ class Session:
 
     def _show(self, output: do.ForwardOutput) -> None:
         """Show what a worker printed or logged; keep warnings, which user filters may raise."""
-        if output.kind in (WARNING, RUN, CHANGED):
+        if output.kind in (WARNING, RUN, FAILED, CHANGED):
             self._kept.setdefault(output.graph, []).append(output)
         else:
             show_output(output.kind, output.data)

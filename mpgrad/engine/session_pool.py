@@ -70,7 +70,8 @@ class SessionPool:
     @property
     def is_ready(self) -> bool:
         """Whether a backward could begin at once, because the workers have started."""
-        return self.is_running and self._started is self._coordinator
+        started = self._started
+        return started is not None and started is self._coordinator and self.is_running
 
     @property
     def coordinator(self) -> CoordinatorProcess:
@@ -211,7 +212,7 @@ class SessionPool:
         with self._lock:
             self.refused_frames += session.refused_frames
             session.refused_frames = 0
-            if coordinator is self._coordinator and self.is_running:
+            if coordinator is self._coordinator:
                 self._idle.append(session)
             else:
                 session.close()

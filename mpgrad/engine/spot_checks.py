@@ -20,7 +20,7 @@ from mpgrad.autograd.functions.function_node import FunctionNode, run_function_b
 from mpgrad.autograd.running import engine_slot
 from mpgrad.base.device import CPU
 from mpgrad.engine.blas import blas_limit
-from mpgrad.errors import ResultsDiffer
+from mpgrad.errors import ResultsDiffer, add_note
 from mpgrad.shipping.attributes import pack_attributes
 from mpgrad.shipping.decision import ShippedCode, names_read
 from mpgrad.shipping.loading import load_attributes
@@ -57,9 +57,7 @@ class SpotChecks:
             is_promised = node.function.run_on is not None
             if is_promised or next(self._numbers) % SAMPLED_EVERY:
                 return False
-        flows = [meta for meta in (*node.input_metadata, *node.ctx._inputs) if meta is not None]
-        nbytes = sum([math.prod(meta.shape) * meta.dtype.itemsize for meta in flows])
-        return nbytes < BYTES_MAX and all(meta.device is CPU for meta in flows)
+        return can_travel(node)
 
     def compare(
         self,
@@ -92,6 +90,43 @@ class SpotChecks:
             for number, (there, here) in enumerate(zip(ran.outputs, results, strict=True)):
                 if there != content_of(here):
                     raise ResultsDiffer(_words(node, held, _difference(number, there, here)))
+
+
+def can_travel(node: FunctionNode) -> bool:
+    """Whether the gradients of a Function lie on the host and are small enough for a message."""
+    flows = [meta for meta in (*node.input_metadata, *node.ctx._inputs) if meta is not None]
+    nbytes = sum([math.prod(meta.shape) * meta.dtype.itemsize for meta in flows])
+    return nbytes < BYTES_MAX and all(meta.device is CPU for meta in flows)
+
+
+def failed_again(
+    error: BaseException,
+    runs: Sequence[bytes],
+    at: int,
+    frozen: FrozenGraph,
+    code: dict[int, ShippedCode],
+    blas_threads: int,
+) -> BaseException:
+    """What a Function that failed on a worker raises here, where a debugger finds its frame.
+
+    Args:
+        error: what it raised there; returned if it does not fail here.
+        runs: what workers told of failed Functions.
+        at: the failed Node.
+        frozen, code, blas_threads: as in ``SpotChecks.compare``.
+    """
+    for data in runs:
+        ran = decode_as(data, FunctionRun)
+        if ran.node == at:
+            node: Any = frozen.nodes[at]
+            try:
+                _run_again(node, ran, code[at].held, blas_threads)
+            except Exception as again:
+                for note in getattr(error, "__notes__", ()):
+                    add_note(again, note)
+                return again
+            add_note(error, "it did not fail when it was run again in this process")
+    return error
 
 
 def _run_again(

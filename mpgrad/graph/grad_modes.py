@@ -16,22 +16,22 @@ class _Mode(PerThread):
     multithreading = True
 
 
-_mode = _Mode()
+GRAD_MODE = _Mode()
 
 
 def is_grad_enabled() -> bool:
     """True if operations on this thread are recorded."""
-    return _mode.enabled
+    return GRAD_MODE.enabled
 
 
 def is_inference_mode_enabled() -> bool:
     """True inside ``inference_mode()`` on this thread."""
-    return _mode.inference
+    return GRAD_MODE.inference
 
 
 def is_multithreading_enabled() -> bool:
     """False if ``set_multithreading_enabled(False)`` is in force on this thread."""
-    return _mode.multithreading
+    return GRAD_MODE.multithreading
 
 
 def _maker(kind: type[Any], value: bool) -> MakeContext:
@@ -50,11 +50,11 @@ class _GradMode(ContextDecorator):
         self._previous: list[bool] = []
 
     def __enter__(self) -> None:
-        self._previous.append(_mode.enabled)
-        _mode.enabled = self._value and not _mode.inference
+        self._previous.append(GRAD_MODE.enabled)
+        GRAD_MODE.enabled = self._value and not GRAD_MODE.inference
 
     def __exit__(self, *exc: object) -> None:
-        _mode.enabled = self._previous.pop()
+        GRAD_MODE.enabled = self._previous.pop()
 
 
 if TYPE_CHECKING:
@@ -109,18 +109,18 @@ class set_grad_enabled(_GradMode):
             )
         super().__init__()
         self._value = mode
-        self._before = _mode.enabled
-        _mode.enabled = mode and not _mode.inference
+        self._before = GRAD_MODE.enabled
+        GRAD_MODE.enabled = mode and not GRAD_MODE.inference
 
     def factory(self) -> MakeContext:
         return _maker(type(self), self._value)
 
     def __enter__(self) -> None:
         self._previous.append(self._before)
-        _mode.enabled = self._value and not _mode.inference
+        GRAD_MODE.enabled = self._value and not GRAD_MODE.inference
 
     def __call__(self, function: F) -> F:
-        _mode.enabled = self._before  # as a decorator it must not act at definition
+        GRAD_MODE.enabled = self._before  # as a decorator it must not act at definition
         return super().__call__(function)
 
     def __repr__(self) -> str:
@@ -187,13 +187,13 @@ else:
             return _maker(type(self), self._value)
 
         def __enter__(self) -> None:
-            self._previous.append((_mode.enabled, _mode.inference))
-            _mode.enabled, _mode.inference = not self._value, self._value
+            self._previous.append((GRAD_MODE.enabled, GRAD_MODE.inference))
+            GRAD_MODE.enabled, GRAD_MODE.inference = not self._value, self._value
             if self._value:
                 INFERENCE_MODES.count(1)
 
         def __exit__(self, *exc: object) -> None:
-            _mode.enabled, _mode.inference = self._previous.pop()
+            GRAD_MODE.enabled, GRAD_MODE.inference = self._previous.pop()
             if self._value:
                 INFERENCE_MODES.count(-1)
 
@@ -208,18 +208,18 @@ class set_multithreading_enabled(ContextDecorator):
     """
 
     def __init__(self, mode: bool) -> None:
-        self._value, self._before = mode, _mode.multithreading
-        _mode.multithreading = mode
+        self._value, self._before = mode, GRAD_MODE.multithreading
+        GRAD_MODE.multithreading = mode
 
     def factory(self) -> MakeContext:
         return _maker(type(self), self._value)
 
     def __call__(self, function: F) -> F:
-        _mode.multithreading = self._before  # as a decorator it must not act at definition
+        GRAD_MODE.multithreading = self._before  # as a decorator it must not act at definition
         return super().__call__(function)
 
     def __enter__(self) -> None:
-        _mode.multithreading = self._value
+        GRAD_MODE.multithreading = self._value
 
     def __exit__(self, *exc: object) -> None:
-        _mode.multithreading = self._before
+        GRAD_MODE.multithreading = self._before

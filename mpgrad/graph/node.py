@@ -7,6 +7,7 @@ This file knows neither tensors nor engines.
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -55,23 +56,35 @@ class Edge(NamedTuple):
     input_nr: int
 
 
-class _SequenceCounter(PerThread):
-    next_nr = 0
+class _SequenceNumbers(PerThread):
+    """Attributes: ``next``: gives the number of the next Node recorded on this thread: later Nodes
+    run first."""
+
+    def __init__(self) -> None:
+        self.begin_at(0)
+
+    def begin_at(self, number: int) -> None:
+        self.next = itertools.count(number).__next__
 
 
-_counter = _SequenceCounter()
-
-
-def next_sequence_nr() -> int:
-    """The number of the next Node recorded on this thread: later Nodes run first."""
-    number = _counter.next_nr
-    _counter.next_nr = number + 1
-    return number
+SEQUENCE = _SequenceNumbers()
 
 
 def upcoming_sequence_nr() -> int:
-    """What ``next_sequence_nr`` gives next on this thread."""
-    return _counter.next_nr
+    """The number that the next Node recorded on this thread gets."""
+    number = SEQUENCE.next()
+    SEQUENCE.begin_at(number)
+    return number
+
+
+def begin_sequence_at(number: int) -> None:
+    """This thread's next Node gets ``number``: what it runs stands in another thread's program."""
+    SEQUENCE.begin_at(number)
+
+
+def continue_sequence_from(number: int) -> None:
+    """This thread's next Node gets at least ``number``: it goes on with what another has made."""
+    SEQUENCE.begin_at(max(SEQUENCE.next(), number))
 
 
 class Node:
@@ -113,7 +126,7 @@ class Node:
     ) -> None:
         self.next_edges = tuple(next_edges)
         self.input_metadata = tuple(input_metadata)
-        self.sequence_nr = next_sequence_nr() if sequence_nr is None else sequence_nr
+        self.sequence_nr = SEQUENCE.next() if sequence_nr is None else sequence_nr
         #: The user's hooks on this Node; None if there are none.
         self.hooks: NodeHooks | None = None
         self._metadata: dict[str, Any] | None = origin() if anomaly.enabled else None

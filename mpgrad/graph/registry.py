@@ -93,8 +93,7 @@ class Operator:
         self.node_name = node_name(name)
         #: The class of its Nodes, once it exists; None if they have several names.
         self.node_class: Any = None
-        #: The function that calls it, and those that record a call, by needs (``dispatch``).
-        self.caller: Callable[..., Any] | None = None
+        #: The functions that record a call, by needs (``dispatch``).
         self.recorders: dict[tuple[bool, ...], Callable[..., None]] = {}
         self.forward = forward
         #: The number of leading outputs that are differentiable (not indices and masks).
@@ -132,6 +131,17 @@ class Operator:
             {*self.inputs, "result", "results"}.intersection(wanted)
             for wanted in self._wants.values()
         )
+
+    #: Makes the function that calls an operator (set by ``dispatch``).
+    caller_of: Callable[[Operator], Callable[..., Any]]
+
+    def run(self, *inputs: Any, **attributes: Any) -> Any:
+        """Call it: run forward, and record the call (``dispatch.call``).
+
+        From the first call on, the operator has a function of its own in place of this method.
+        """
+        self.run = self.caller_of(self)  # type: ignore[method-assign]
+        return self.run(*inputs, **attributes)
 
     def _check(self) -> None:
         for name in self.derivatives:
@@ -289,7 +299,7 @@ def not_implemented(name: str) -> Formula:
     """
 
     def formula(xp: Any, grad: Any) -> Any:
-        raise RuntimeError(f"derivative for {name} is not implemented")
+        raise NotImplementedError(f"derivative for {name} is not implemented")
 
     return formula
 

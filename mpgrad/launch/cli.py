@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import mpgrad
 from mpgrad.base import config
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (default: ``sys.argv``) and return the exit code."""
-    parser = _parser()
+    parser = command_line()
     given = sys.argv[1:] if arguments is None else arguments
     if not given:
         parser.print_help()
@@ -25,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """The parser; ``shtab mpgrad.launch.cli.command_line`` makes completions for shells of it."""
     parser = argparse.ArgumentParser(
         prog="mpgrad",
         description="Autograd on NumPy whose backward pass runs in worker processes.",
@@ -47,13 +48,33 @@ def _parser() -> argparse.ArgumentParser:
         help="GPUs to use (default: MPGRAD_GPUS, else auto)",
     )
     run.add_argument(
+        "--pin",
+        choices=config.PINS,
+        help="what each CPU worker is bound to: a core of its own, the processors of a NUMA node, "
+        "or nothing (default: MPGRAD_PIN, else none)",
+    )
+    run.add_argument(
+        "--log-dir",
+        metavar="DIR",
+        help="write there: the table of workers, journals, and of several processes what each one "
+        "prints",
+    )
+    run.add_argument(
         "--profile",
         metavar="FILE",
         help="profile the whole script, and write a page about it to FILE (see mg.profiler.report)",
     )
+    run.add_argument(
+        "--pdb",
+        action="store_true",
+        help="start pdb where an exception that nobody catches was raised; a Function that fails "
+        "on a worker is run again here",
+    )
     _add_ranks(run)
-    run.add_argument("script", help="a Python file")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets as sys.argv")
+    run.add_argument(
+        "-m", "--module", action="store_true", help="the script is a module, as for python -m"
+    )
+    _add_script(run, "a Python file; with -m the name of a module")
     run.set_defaults(perform=_run)
 
     compat = commands.add_parser("compat", help="run programs for PyTorch on mpgrad")
@@ -61,12 +82,15 @@ def _parser() -> argparse.ArgumentParser:
     compat_run = compat_commands.add_parser(
         "run", help="run a script in which `import torch` gives mpgrad"
     )
-    compat_run.add_argument("script", help="a Python file")
-    compat_run.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="what the script gets as sys.argv"
-    )
+    _add_script(compat_run, "a Python file")
     compat_run.set_defaults(perform=_run_compat)
 
+    _add_questions(commands)
+    return parser
+
+
+def _add_questions(commands: Any) -> None:
+    """The commands that run no script: what happened, what happens, what could."""
     replay = commands.add_parser(
         "replay", help="run the journal of a process again, and compare what its core decided"
     )
@@ -86,7 +110,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="as JSON, for programs and bug reports")
     doctor.set_defaults(perform=_doctor)
-    return parser
+
+
+#: What shells complete with, for shtab.
+_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+
+
+def _add_script(command: argparse.ArgumentParser, words: str) -> None:
+    """What to run, and everything behind it."""
+    script: Any = command.add_argument("script", help=words)
+    script.complete = _FILES
+    command.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="what the script gets as sys.argv"
+    )
 
 
 def _add_ranks(run: argparse.ArgumentParser) -> None:
@@ -159,13 +195,26 @@ def _replay(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from mpgrad.launch import script
 
-    chosen = {"cpu_workers": options.cpu_workers, "gpus": options.gpus}
+    chosen = {
+        "is_module": options.module,
+        "cpu_workers": options.cpu_workers,
+        "gpus": options.gpus,
+        "pin": options.pin,
+        "log_dir": options.log_dir,
+    }
     if options.nproc_per_node is None:
         if options.nnodes > 1:
             return script.refusal("--nnodes needs --nproc-per-node")
-        return script.launch(options.script, options.arguments, profile=options.profile, **chosen)
-    if options.profile is not None:
-        return script.refusal("--profile is for one process: leave out --nproc-per-node")
+        return script.launch(
+            options.script,
+            options.arguments,
+            profile=options.profile,
+            debugger=options.pdb,
+            **chosen,
+        )
+    for name in ("profile", "pdb"):
+        if getattr(options, name):
+            return script.refusal(f"--{name} is for one process: leave out --nproc-per-node")
     if options.nnodes > 1 and not (options.master_addr and options.master_port):
         return script.refusal("--nnodes needs --master-addr and --master-port, equal on all hosts")
     if options.nnodes > 1 and config.group_key_file() is None:

@@ -170,6 +170,19 @@ def _cpus() -> tuple[Verdict, str]:
     )
 
 
+def _topology() -> tuple[Verdict, str]:
+    """What ``mpgrad run --pin`` goes by."""
+    from mpgrad.base.topology import cores
+
+    found = cores()
+    threads = max(len(core.cpus) for core in found)
+    nodes = len({core.node for core in found})
+    return "ok", (
+        f"{len(found)} core{'s' * (len(found) > 1)} with up to {threads} "
+        f"thread{'s' * (threads > 1)} each, on {nodes} NUMA node{'s' * (nodes > 1)}"
+    )
+
+
 def _memory() -> tuple[Verdict, str]:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = machine.memory_limit()
@@ -314,6 +327,7 @@ _CHECKS: dict[str, Callable[[], tuple[Verdict, str]]] = {
     "packages": _packages,
     "BLAS": _blas,
     "CPUs": _cpus,
+    "topology": _topology,
     "memory": _memory,
     "/dev/shm": _dev_shm,
     "open files": _descriptors,

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from mpgrad.shm.status_board import BoardFigures, board_of, figures_in, workers_in
+from mpgrad.scheduler.graph_spec import ON_CPU
+from mpgrad.shm.status_board import (
+    BoardFigures,
+    QueueFigures,
+    board_of,
+    figures_in,
+    queues_in,
+    workers_in,
+)
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -28,10 +39,23 @@ class ProcessUse(NamedTuple):
 
 
 class WorkerUse(NamedTuple):
-    """A worker and what it runs: graph, task, attempt; None: nothing."""
+    """A worker, its GPU (-1: none), the tasks that it holds, and which one it runs: graph, task,
+    attempt; None: nothing."""
 
     process: ProcessUse
+    device: int
+    held: int
     running: tuple[int, int, int] | None
+
+
+class GpuUse(NamedTuple):
+    """What all programs together use of a GPU, as ``nvidia-smi`` says: a share of its time, and
+    bytes."""
+
+    number: int
+    busy: float
+    used_bytes: int
+    total_bytes: int
 
 
 @dataclass(frozen=True)
@@ -43,6 +67,7 @@ class EngineUse:
         program: the client's command line.
         workers: by slot.
         figures: what the coordinator has to do.
+        queues: the tasks that wait, by device and lane.
     """
 
     client: ProcessUse
@@ -50,6 +75,7 @@ class EngineUse:
     coordinator: ProcessUse
     workers: tuple[WorkerUse, ...]
     figures: BoardFigures
+    queues: tuple[QueueFigures, ...]
 
 
 def running_engines() -> list[EngineUse]:
@@ -67,9 +93,37 @@ def _engine(coordinator: int) -> EngineUse:
     figures = figures_in(board)
     client = int(_stat(coordinator)[1])
     workers = tuple(
-        WorkerUse(_use(pid), running) for pid, running in workers_in(board).items() if _lives(pid)
+        WorkerUse(_use(worker.pid), worker.device, worker.held, running)
+        for worker, running in workers_in(board)
+        if _lives(worker.pid)
     )
-    return EngineUse(_use(client), " ".join(_command(client)), _use(coordinator), workers, figures)
+    program, queues = " ".join(_command(client)), tuple(queues_in(board))
+    return EngineUse(_use(client), program, _use(coordinator), workers, figures, queues)
+
+
+#: What nvidia-smi is asked for.
+_OF_GPUS = "index,utilization.gpu,memory.used,memory.total"
+
+
+def gpus_in_use(engines: Sequence[EngineUse]) -> list[GpuUse]:
+    """The GPUs that workers of these engines have; none without ``nvidia-smi``."""
+    ours = {worker.device for engine in engines for worker in engine.workers} - {ON_CPU}
+    command = shutil.which("nvidia-smi") if ours else None
+    if command is None:
+        return []
+    done = subprocess.run(
+        [command, f"--query-gpu={_OF_GPUS}", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = []
+    for line in done.stdout.splitlines():
+        with contextlib.suppress(ValueError):  # a figure that this GPU does not have
+            number, busy, used, total = map(int, line.split(","))
+            if number in ours:
+                found.append(GpuUse(number, busy / 100, used << 20, total << 20))
+    return found
 
 
 def _lives(pid: int) -> bool:

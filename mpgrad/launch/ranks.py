@@ -22,7 +22,7 @@ from types import FrameType
 from typing import IO, Any, NamedTuple
 
 from mpgrad.base import machine
-from mpgrad.launch.script import refusal, why_unreadable
+from mpgrad.launch.script import prepare_log_dir, refusal, why_unreadable
 
 #: Seconds that the other ranks have after one has failed: they learn of it, and say so.
 AFTER_FAILURE_S = 15.0
@@ -55,24 +55,31 @@ def launch_ranks(
     arguments: Sequence[str],
     ranks: Ranks,
     *,
+    is_module: bool = False,
     cpu_workers: int | None = None,
     gpus: str | tuple[int, ...] | None = None,
+    pin: str | None = None,
+    log_dir: str | None = None,
 ) -> int:
     """Run ``script`` in one process for each rank of this host, and wait for all of them.
 
     Args:
-        script: path of a Python file.
+        script: path of a Python file, or the name of a module.
         arguments: the script's ``sys.argv[1:]``.
         ranks: how many, and where.
+        is_module: ``script`` is the name of a module.
         cpu_workers: of each rank's engine; by default the host's CPUs, shared equally.
         gpus: that each rank's engine may use.
+        pin: what workers are bound to. Unless it is "none", each rank is bound to its share of the
+            host's cores.
+        log_dir: the directory for journals, and for what each rank prints.
 
     Returns:
         0, or the exit code of the first rank that failed: 128 + n for one that signal n ended.
     """
-    unreadable = why_unreadable(script)
-    if unreadable:
-        return refusal(unreadable)
+    refused = why_unreadable(script, is_module) or prepare_log_dir(log_dir)
+    if refused:
+        return refusal(refused)
     with contextlib.ExitStack() as stack:
         environment = dict(os.environ)
         if ranks.master_port == 0:
@@ -83,6 +90,8 @@ def launch_ranks(
             environment["MPGRAD_GROUP_KEY_FILE"] = f"/proc/self/fd/{key}"
         if gpus is not None:
             environment["MPGRAD_GPUS"] = gpus if isinstance(gpus, str) else ",".join(map(str, gpus))
+        if pin is not None:
+            environment["MPGRAD_PIN"] = pin
         if cpu_workers is None:
             cpu_workers = max(1, machine.available_cpus() // ranks.per_node)
             environment.setdefault("MPGRAD_CPU_WORKERS", str(cpu_workers))
@@ -91,10 +100,11 @@ def launch_ranks(
         if ranks.per_node > 1:
             environment.setdefault("OMP_NUM_THREADS", "1")
         environment.setdefault("PYTHONUNBUFFERED", "1")
-        launcher = stack.enter_context(_Launcher())
+        launcher = stack.enter_context(_Launcher(log_dir))
+        command = [*(["-m"] if is_module else []), script, *arguments]
         for local_rank in range(ranks.per_node):
             own = {**environment, **_rank_environment(ranks, local_rank)}
-            launcher.start(int(own["RANK"]), [script, *arguments], own, key)
+            launcher.start(int(own["RANK"]), command, own, key)
         return launcher.wait()
 
 
@@ -144,14 +154,21 @@ class _Rank:
     number: int
     process: subprocess.Popen[bytes]
     pidfd: int
+    #: A file that gets what it prints, too.
+    log: IO[bytes] | None = None
     #: What it has printed since its last line, by stream.
     unfinished: dict[int, bytes] = field(default_factory=dict)
 
 
 class _Launcher:
-    """The ranks of this host, from their start to their end."""
+    """The ranks of this host, from their start to their end.
 
-    def __init__(self) -> None:
+    Args:
+        log_dir: see ``launch_ranks``.
+    """
+
+    def __init__(self, log_dir: str | None = None) -> None:
+        self._log_dir = log_dir
         self._ranks: list[_Rank] = []
         self._alive: set[_Rank] = set()
         self._selector = selectors.DefaultSelector()
@@ -170,6 +187,8 @@ class _Launcher:
         self._drain()
         for rank in self._ranks:
             os.close(rank.pidfd)
+            if rank.log is not None:
+                rank.log.close()
             for stream in (rank.process.stdout, rank.process.stderr):
                 if stream is not None:
                     stream.close()
@@ -192,7 +211,10 @@ class _Launcher:
             pass_fds=() if key is None else (key,),
             process_group=0,
         )
-        rank = _Rank(number, process, os.pidfd_open(process.pid))
+        log = None
+        if self._log_dir is not None:
+            log = open(os.path.join(self._log_dir, f"rank{number}.log"), "wb")  # noqa: SIM115
+        rank = _Rank(number, process, os.pidfd_open(process.pid), log)
         self._ranks.append(rank)
         self._alive.add(rank)
         self._selector.register(rank.pidfd, selectors.EVENT_READ, (rank, None))
@@ -279,6 +301,9 @@ class _Launcher:
             data = os.read(stream.fileno(), LINE_BYTES_MAX)
         except BlockingIOError:
             return
+        if rank.log is not None:
+            rank.log.write(data)
+            rank.log.flush()
         number = stream.fileno()
         text = rank.unfinished.pop(number, b"") + data
         *lines, rest = text.split(b"\n")

@@ -8,12 +8,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.launch.engine_processes import EngineUse, ProcessUse, running_engines
+from mpgrad.launch.engine_processes import EngineUse, ProcessUse, gpus_in_use, running_engines
+from mpgrad.scheduler.graph_spec import ON_CPU
 
 #: Seconds between two looks, over which the use of CPUs is measured.
 INTERVAL_S = 1.0
 _FIRST_INTERVAL_S = 0.2
 _MIB = 2**20
+_COLUMNS = "  {:<12}{:>8}  {:>5}  {:>7}  {:>7}  {:>5}  {}"
 
 
 def main(*, once: bool, as_json: bool) -> int:
@@ -57,6 +59,7 @@ class _Look:
 
     def __init__(self) -> None:
         self.engines = running_engines()
+        self.gpus = gpus_in_use(self.engines)
         self._at = time.monotonic()
         self._used = {
             process.pid: process.cpu_seconds
@@ -66,7 +69,10 @@ class _Look:
 
     def figures(self, before: _Look) -> dict[str, Any]:
         """Everything, for programs; shares of a CPU are measured since ``before``."""
-        return {"engines": [self._figures_of(engine, before) for engine in self.engines]}
+        return {
+            "engines": [self._figures_of(engine, before) for engine in self.engines],
+            "gpus": [gpu._asdict() for gpu in self.gpus],
+        }
 
     def _figures_of(self, engine: EngineUse, before: _Look) -> dict[str, Any]:
         def process(of: ProcessUse) -> dict[str, Any]:
@@ -79,11 +85,16 @@ class _Look:
             "workers": [
                 {
                     **process(worker.process),
+                    "device": _device(worker.device),
+                    "held": worker.held,
                     "running": None
                     if worker.running is None
                     else dict(zip(("graph", "task", "attempt"), worker.running, strict=True)),
                 }
                 for worker in engine.workers
+            ],
+            "queues": [
+                {**queue._asdict(), "device": _device(queue.device)} for queue in engine.queues
             ],
             **engine.figures._asdict(),
         }
@@ -97,27 +108,40 @@ class _Look:
         """The same for people."""
         if not self.engines:
             return "no engine runs (of this user)"
-        return "\n\n".join("\n".join(self._lines(engine, before)) for engine in self.engines)
+        lines = [
+            f"cuda:{gpu.number}: {gpu.busy:.0%} busy, {gpu.used_bytes / _MIB:,.0f} of "
+            f"{gpu.total_bytes / _MIB:,.0f} MiB"
+            for gpu in self.gpus
+        ]
+        parts = [self._lines(engine, before) for engine in self.engines]
+        return "\n\n".join("\n".join(part) for part in [*parts, *([lines] if lines else [])])
 
     def _lines(self, engine: EngineUse, before: _Look) -> list[str]:
         figures = engine.figures
         used, limit = figures.arena_used / _MIB, figures.arena_limit / _MIB
+        waiting = "; ".join(
+            f"for {_device(queue.device)}: {queue.urgent} urgent, {queue.task} others"
+            for queue in engine.queues
+        )
         lines = [
             f"engine of {engine.client.pid}: {engine.program[:90]}",
             f"  {figures.graphs} backward passes, tasks: {figures.ready} ready, "
             f"{figures.dispatched} with a process, {figures.remaining} not done; "
             f"arena {used:.1f} of {limit:.0f} MiB",
-            f"  {'process':<12}{'pid':>8}  {'CPU':>5}  {'MiB':>7}  runs",
+            f"  waiting {waiting}",
+            _COLUMNS.format("process", "pid", "CPU", "MiB", "device", "tasks", "runs"),
+            self._row("client", engine.client, before),
+            self._row("coordinator", engine.coordinator, before),
         ]
-        named = [("client", engine.client, ""), ("coordinator", engine.coordinator, "")]
-        named += [
-            (f"worker {slot}", worker.process, _words(worker.running))
-            for slot, worker in enumerate(engine.workers)
-        ]
-        for name, process, running in named:
-            cpu, mib = self._cpu(process.pid, before), process.resident_bytes / _MIB
-            lines.append(f"  {name:<12}{process.pid:>8}  {cpu:>5.0%}  {mib:>7.1f}  {running}")
+        for slot, worker in enumerate(engine.workers):
+            more = _device(worker.device), worker.held, _words(worker.running)
+            lines.append(self._row(f"worker {slot}", worker.process, before, *more))
         return lines
+
+    def _row(self, name: str, process: ProcessUse, before: _Look, *more: object) -> str:
+        cpu, mib = self._cpu(process.pid, before), process.resident_bytes / _MIB
+        figures = (name, process.pid, f"{cpu:.0%}", f"{mib:.1f}", *(more or ("", "", "")))
+        return _COLUMNS.format(*figures).rstrip()
 
 
 def _processes(engine: EngineUse) -> Sequence[ProcessUse]:
@@ -129,3 +153,7 @@ def _words(running: tuple[int, int, int] | None) -> str:
         return "-"
     graph, task, attempt = running
     return f"task {task} of graph {graph}" + (f", attempt {attempt}" if attempt > 1 else "")
+
+
+def _device(number: int) -> str:
+    return "cpu" if number == ON_CPU else f"cuda:{number}"

@@ -190,7 +190,10 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
                 f"{count} and channel size = {channels}."
             )
     shape = (count, *(1,) * (input.ndim - 2)) if input.ndim > 1 else (1,) * input.ndim
-    return where(gt(input, 0), input, mul(reshape(weight, shape), input))  # type: ignore[no-any-return]
+    is_positive = gt(input, 0)
+    # Infinity that is not scaled must not reach the gradient of the weight.
+    negative = where(is_positive, 0, input)
+    return where(is_positive, input, mul(reshape(weight, shape), negative))  # type: ignore[no-any-return]
 
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:

@@ -19,6 +19,7 @@ from mpgrad.ops.promotion import (
     operands,
     refuse_bool,
     stored,
+    wrapped,
 )
 from mpgrad.ops.promotion import result_dtype as _result_dtype
 from mpgrad.ops.rounding import floored_quotient, truncated_quotient
@@ -59,7 +60,7 @@ _add = operator(
 def add(input: Any, other: Any, *, alpha: float = 1) -> Tensor:
     """``input + alpha * other``."""
     a, b = operands(input, other)
-    return call(_add, a, b if alpha == 1 else scaled(a, b, alpha))
+    return _add.run(a, b if alpha == 1 else scaled(a, b, alpha))  # type: ignore[no-any-return]
 
 
 _sub = operator(
@@ -92,7 +93,7 @@ def sub(input: Any, other: Any, *, alpha: float = 1) -> Tensor:
     """
     refuse_subtraction(input, other)
     a, b = operands(input, other)
-    return call(_sub, a, b if alpha == 1 else scaled(a, b, alpha))
+    return _sub.run(a, b if alpha == 1 else scaled(a, b, alpha))  # type: ignore[no-any-return]
 
 
 _mul = operator(
@@ -105,7 +106,8 @@ _mul = operator(
 
 def mul(input: Any, other: Any) -> Tensor:
     """``input * other``."""
-    return call(_mul, *operands(input, other))
+    a, b = operands(input, other)
+    return _mul.run(a, b)  # type: ignore[no-any-return]
 
 
 def scaled(a: Any, b: Any, alpha: Any) -> Any:
@@ -122,7 +124,7 @@ def scaled(a: Any, b: Any, alpha: Any) -> Any:
                 f"For operands of dtype {dtype}, argument alpha must not be a {word} number."
             )
     alpha = stored(alpha, dtype)
-    return call(_mul, b, alpha) if isinstance(b, Tensor) else b * alpha
+    return call(_mul, b, alpha) if isinstance(b, Tensor) else wrapped(b * alpha, dtype)
 
 
 _div = operator(
@@ -151,7 +153,8 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
             "div expected rounding_mode to be one of None, 'trunc' or 'floor' but found "
             f"{rounding_mode!r}"
         )
-    return call(_div, *operands(input, other, float_result=True))
+    a, b = operands(input, other, float_result=True)
+    return _div.run(a, b)  # type: ignore[no-any-return]
 
 
 def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tensor:
@@ -221,9 +224,12 @@ def lerp(input: Any, end: Any, weight: Any) -> Tensor:
         NotImplementedError: they are no floating or complex ones.
     """
     a, b = as_tensor_operand(input), as_tensor_operand(end)
-    for name, other in (("end", b), ("weight", weight)):
+    is_single = isinstance(weight, Tensor) and not weight.ndim
+    for name, other in (("end", b), ("weight", None if is_single else weight)):
         if isinstance(other, Tensor) and other.dtype != a.dtype:
             raise RuntimeError(f"lerp: expected dtype {a.dtype} for `{name}` but got {other.dtype}")
+    if is_single:
+        a, b, weight = (cast(x, _result_dtype(a, b, weight)) for x in (a, b, weight))
     if a.dtype.kind not in "fc":
         raise NotImplementedError(f"lerp is not implemented for {a.dtype}")
     return call(_lerp, a, b, as_operand(weight))
@@ -296,8 +302,10 @@ def pow(input: Any, exponent: Any) -> Tensor:
         if not isinstance(b, bool):
             raise NotImplementedError("pow is not implemented for bool")
         return call(_add, a, not b)
-    if isinstance(b, int) and b < 0 and isinstance(a, Tensor) and a._array.dtype.kind in "iu":
-        raise RuntimeError("Integers to negative integer powers are not allowed.")
+    if isinstance(exponent, int) and isinstance(a, Tensor) and a._array.dtype.kind in "iu":
+        if exponent < 0:
+            raise RuntimeError("Integers to negative integer powers are not allowed.")
+        stored(exponent, a._array.dtype)  # it raises for one that would wrap around
     return call(_pow, a, b)
 
 
@@ -318,7 +326,7 @@ def neg(input: Any) -> Tensor:
             "Negation, the `-` operator, on a bool tensor is not supported. Use the `~` or "
             "`logical_not()` operator instead."
         )
-    return call(_neg, tensor)
+    return _neg.run(tensor)  # type: ignore[no-any-return]
 
 
 _abs = operator(

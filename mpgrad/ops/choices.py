@@ -16,6 +16,7 @@ from mpgrad.ops.promotion import (
     operands,
     refuse_complex,
     require_tensors,
+    stored,
 )
 from mpgrad.ops.promotion import result_dtype as _result_dtype
 from mpgrad.ops.shape import contiguous, reshape
@@ -162,8 +163,10 @@ def clamp(input: Any, min: float | None = None, max: float | None = None) -> Ten
         if isinstance(limit, complex):
             raise RuntimeError(f"clamp: value {limit} cannot be converted to a real number")
     limits = tuple(as_operand(limit) for limit in (min, max) if limit is not None)
-    tensor = cast(tensor, _result_dtype(tensor, *limits))
-    return call(_clamp, tensor, min=min, max=max)
+    dtype = _result_dtype(tensor, *limits)
+    if dtype.kind in "iu":
+        min, max = (None if limit is None else stored(limit, dtype) for limit in (min, max))
+    return call(_clamp, cast(tensor, dtype), min=min, max=max)
 
 
 _where = operator(

@@ -100,7 +100,7 @@ def multilabel_margin_loss(
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Raises:
-        RuntimeError: the shapes do not fit.
+        RuntimeError: the shapes do not fit, or the target is not of int64.
     """
     reduction = meant_reduction(reduction, size_average, reduce)
     if input.shape != target.shape or input.ndim > 2:
@@ -108,6 +108,8 @@ def multilabel_margin_loss(
             f"multilabel_margin_loss: inconsistent target size {list(target.shape)} for input of "
             f"size {list(input.shape)}"
         )
+    if target.dtype != np.int64:
+        raise RuntimeError(f"multilabel_margin_loss: int64 is expected, not {target.dtype}")
     scores, labels = reshape(input, (-1, input.shape[-1] if input.ndim else 1)), target._array
     marks = on_host(labels).reshape(scores.shape)
     if marks.size and marks.max() >= scores.shape[1]:
@@ -198,7 +200,9 @@ def ctc_loss(
         raise RuntimeError(f"ctc_loss: log_probs must have 2 or 3 dimensions, not {log_probs.ndim}")
     steps, batch, classes = log_probs.shape
     times, counts = _lengths(input_lengths), _lengths(target_lengths)
-    if len(times) != batch or len(counts) != batch:
+    if targets.ndim not in (1, 2):
+        raise RuntimeError(f"ctc_loss: targets must have 1 or 2 dimensions, not {targets.ndim}")
+    if times.shape != (batch,) or counts.shape != (batch,):
         raise RuntimeError("ctc_loss: input_lengths and target_lengths must be of size batch_size")
     if not 0 <= blank < classes:
         raise RuntimeError("ctc_loss: blank must be in label range")

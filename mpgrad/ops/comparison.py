@@ -15,7 +15,7 @@ from mpgrad.ops.promotion import (
     refuse_complex,
     require_tensors,
     result_dtype,
-    stored,
+    wrapped,
 )
 from mpgrad.tensors.tensor import Tensor
 
@@ -62,8 +62,8 @@ def _comparison(
         if not isinstance(input, Tensor):
             require_tensors(name, input=input)
         a, b = as_operand(input), as_operand(other)
-        if type(b) is int and b < 0 and isinstance(a, Tensor) and a.dtype.kind == "u":
-            b = stored(b, a._array.dtype)  # it wraps around, as the elements do
+        if type(b) is int and isinstance(a, Tensor):
+            b = wrapped(b, a._array.dtype)
         if orders:
             refuse_complex(name, a, b)
         return unrecorded(compare, a, b)
@@ -139,15 +139,25 @@ def bitwise_not(input: Any) -> Tensor:
     """``np.invert``, element by element.
 
     Raises:
-        TypeError: the elements are no integers and booleans.
+        NotImplementedError: the elements are no integers and booleans.
     """
     tensor = as_tensor_operand(input)
     if tensor.dtype.kind in "fc":
-        raise TypeError(
-            "~ (bitwise_not) is only implemented on integer and Boolean-type tensors, not on "
-            f"{tensor.dtype}"
-        )
+        raise NotImplementedError(f"bitwise_not is not implemented for {tensor.dtype}")
     return unrecorded(lambda xp, x: xp.invert(x), tensor)
+
+
+def inverted(input: Tensor) -> Tensor:
+    """``~input``.
+
+    Raises:
+        TypeError: the elements are no integers and booleans.
+    """
+    if input.dtype.kind in "fc":
+        raise TypeError(
+            f"~ is only implemented on integer and Boolean-type tensors, not on {input.dtype}"
+        )
+    return bitwise_not(input)
 
 
 logical_not = _predicate("logical_not", "logical_not", "True where the element is zero.")

@@ -99,7 +99,15 @@ def resolve_neg(input: Tensor) -> Tensor:
 
 
 def adjoint(input: Tensor) -> Tensor:
-    """The conjugate transpose of the last two dimensions."""
+    """The conjugate transpose of the last two dimensions.
+
+    Raises:
+        RuntimeError: it has one dimension.
+    """
+    if input.ndim == 0:
+        return conj(input)
+    if input.ndim == 1:
+        raise RuntimeError("adjoint() is only supported on matrices or batches of them, not 1-D")
     return conj(transpose(input, -2, -1))
 
 

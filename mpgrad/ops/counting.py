@@ -82,9 +82,12 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
 
     Raises:
         RuntimeError: ``input`` is no vector of integers from 0, or ``weights`` has another shape.
+        NotImplementedError: the elements are no integers.
     """
     array = on_host(input._array)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or np.min(array, initial=0) < 0:
+    if array.dtype.kind not in "iu":
+        raise NotImplementedError(f"bincount is not implemented for {input.dtype}")
+    if array.ndim != 1 or np.min(array, initial=0) < 0:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     if minlength < 0:
         raise RuntimeError("minlength should be >= 0")
@@ -153,6 +156,11 @@ def searchsorted(
     where = "right" if right or side == "right" else "left"
     values = as_tensor_operand(input)
     sequence, wanted = on_host(sorted_sequence._array), on_host(values._array)
+    if not sequence.ndim or (sequence.ndim > 1 and not wanted.ndim):
+        raise RuntimeError(
+            "searchsorted(): the sequence must have a dimension, and only one beside a number, but "
+            f"got {list(sequence.shape)} and {list(wanted.shape)}"
+        )
     if sorter is not None:
         if sorter.shape != sorted_sequence.shape or sorter.dtype != np.int64:
             raise RuntimeError(

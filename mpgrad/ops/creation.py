@@ -221,6 +221,7 @@ def arange(
     here = usable(device)
     if end is None:
         start, end = 0, start
+    require_numbers("arange", start=start, end=end, step=step)
     start, end, step = (_number(value) for value in (start, end, step))
     if not all(math.isfinite(value) for value in (start, end)):
         raise RuntimeError(f"arange(): unsupported range: {start} -> {end}")
@@ -419,6 +420,8 @@ def _numbers_of(data: Any) -> Any:
 
 
 def _check_numeric(array: Array) -> None:
+    if array.dtype == object and array.ndim == 0 and array.item() is None:
+        raise RuntimeError("Could not infer dtype of NoneType")
     if array.dtype.kind not in "biufc":
         raise TypeError(
             f"can't make a Tensor from data of type {array.dtype}; supported are numbers and bool"

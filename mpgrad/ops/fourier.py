@@ -373,9 +373,9 @@ def fftfreq(
     Raises:
         RuntimeError: ``n`` is negative.
     """
-    _check_samples("fftfreq", n)
-    values = (np.fft.fftfreq(n, d) if n else np.empty(0)).astype(dtype or default_float())
-    return beside(arange(1, device=device), values).requires_grad_(requires_grad)
+    numbers = _first_numbers("fftfreq", n)
+    numbers[(n + 1) // 2 :] -= n
+    return _frequencies(numbers, n * d, dtype, device, requires_grad)
 
 
 def rfftfreq(
@@ -384,14 +384,19 @@ def rfftfreq(
     """The frequencies that the elements of an ``rfft`` of ``n`` samples belong to.
 
     Raises:
-        RuntimeError: ``n`` is negative.
+        RuntimeError: ``n`` is less than -3.
     """
-    _check_samples("rfftfreq", n)
+    numbers = _first_numbers("rfftfreq", int(n / 2) + 1)
+    return _frequencies(numbers, n * d, dtype, device, requires_grad)
+
+
+def _first_numbers(name: str, count: int) -> Any:
+    if count < 0:
+        raise RuntimeError(f"{name}(): n must not be negative")
+    return np.arange(count)
+
+
+def _frequencies(numbers: Any, span: float, dtype: Any, device: Any, requires_grad: bool) -> Tensor:
     with np.errstate(all="ignore"):
-        values = (np.arange(n // 2 + 1) / np.float64(n * d)).astype(dtype or default_float())
+        values = (numbers * (1.0 / np.float64(span))).astype(dtype or default_float())
     return beside(arange(1, device=device), values).requires_grad_(requires_grad)
-
-
-def _check_samples(name: str, n: int) -> None:
-    if n < 0:
-        raise RuntimeError(f"{name}(): n must not be negative, but is {n}")

@@ -128,6 +128,7 @@ class _InForce(PerThread):
 class _ProcessGenerator:
     #: Made on first use: loading ``numpy.random`` takes a third of the time of importing mpgrad.
     generator: Generator | None = None
+    uses = 0
 
 
 _in_force = _InForce()
@@ -135,11 +136,17 @@ _in_force = _InForce()
 
 def process_generator() -> Generator:
     """The Generator of this process, which starts from a seed of the operating system."""
+    _ProcessGenerator.uses += 1
     generator = _ProcessGenerator.generator
     if generator is None:
         generator = _ProcessGenerator.generator = Generator()
         generator.seed()
     return generator
+
+
+def uses_of_process_generator() -> int:
+    """How often it was asked for: a number that stays the same shows that nothing was drawn."""
+    return _ProcessGenerator.uses
 
 
 def default_generator() -> NumpyGenerator:
@@ -212,6 +219,7 @@ def takes_generator(function: Callable[..., R]) -> Callable[..., R]:
 
 def manual_seed(seed: int) -> Generator:
     """Restart the Generator of this process from ``seed`` and return it."""
+    _ProcessGenerator.uses += 1
     if _ProcessGenerator.generator is None:
         _ProcessGenerator.generator = Generator()
     return _ProcessGenerator.generator.manual_seed(seed)

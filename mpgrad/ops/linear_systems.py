@@ -4,7 +4,6 @@ matrix is from a singular one."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,24 +17,21 @@ from mpgrad.ops.creation import eye
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.factorizations import adjoint_of, check_matrix, eigvalsh, masked, svdvals
 from mpgrad.ops.linalg import matmul
-from mpgrad.ops.matrices import check_square, cholesky, inv, solve, solve_matrices
+from mpgrad.ops.matrices import check_square, inv, solve_matrices
 from mpgrad.ops.matrix_norms import matrix_norm
 from mpgrad.ops.promotion import require_numbers
 from mpgrad.ops.selection import tril, triu
-from mpgrad.ops.shape import reshape, squeeze, unsqueeze
+from mpgrad.ops.shape import broadcast_to, reshape, squeeze, unsqueeze
 from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
-    "cholesky_ex",
     "cholesky_inverse",
     "cholesky_solve",
     "cond",
-    "inv_ex",
     "lstsq",
     "matrix_rank",
     "pinv",
     "pinverse",
-    "solve_ex",
     "solve_triangular",
     "triangular_solve",
 ]
@@ -102,7 +98,8 @@ def triangular_solve(
     """``solve_triangular`` with the arguments in its older order."""
     matrix, is_upper = (A.mT, not upper) if transpose else (A, upper)
     solution = solve_triangular(matrix, b, upper=is_upper, unitriangular=unitriangular)
-    return TriangularSolution(solution, A.clone())
+    batch = solution.shape[:-2]
+    return TriangularSolution(solution, broadcast_to(A, (*batch, *A.shape[-2:])).clone())
 
 
 def _solved(xp: Any, b: Any, factor: Any, upper: bool) -> Any:
@@ -160,60 +157,6 @@ def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
     check_square("cholesky_inverse", L)
     identity = eye(L.shape[-1], dtype=L.dtype, device=L.device)
     return cholesky_solve(identity, L, upper)
-
-
-def _with_info(compute: Callable[[], Tensor], A: Tensor, check_errors: bool) -> tuple[Any, ...]:
-    """The result and 0 for each matrix; an error that would be told is raised."""
-    result = compute()
-    return result, beside(A, np.zeros(A.shape[:-2], np.int32))
-
-
-def inv_ex(A: Tensor, *, check_errors: bool = False) -> Any:
-    """``(inverse, info)``: ``info`` is 0; a singular matrix raises.
-
-    Raises:
-        RuntimeError: as ``inv``.
-    """
-    return InverseAndInfo(*_with_info(lambda: inv(A), A, check_errors))
-
-
-def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
-    """``(L, info)``: ``info`` is 0; a matrix that is not positive definite raises.
-
-    Raises:
-        RuntimeError: as ``cholesky``.
-    """
-    return FactorAndInfo(*_with_info(lambda: cholesky(A, upper=upper), A, check_errors))
-
-
-def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> Any:
-    """``(result, info)``: ``info`` is 0; a singular matrix raises.
-
-    Raises:
-        RuntimeError: as ``solve``.
-    """
-    return ResultAndInfo(*_with_info(lambda: solve(A, B, left=left), A, check_errors))
-
-
-class InverseAndInfo(NamedTuple):
-    """The results of ``inv_ex``."""
-
-    inverse: Tensor
-    info: Tensor
-
-
-class FactorAndInfo(NamedTuple):
-    """The results of ``cholesky_ex``."""
-
-    L: Tensor
-    info: Tensor
-
-
-class ResultAndInfo(NamedTuple):
-    """The results of ``solve_ex``."""
-
-    result: Tensor
-    info: Tensor
 
 
 # --------------------------------------------------------------------------------- least squares

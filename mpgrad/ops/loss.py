@@ -121,10 +121,10 @@ def nll_loss(
     shape, samples = input._array.shape, target._array.shape
     dim = _class_dim(shape)
     expected = shape[:dim] + shape[dim + 1 :]
-    if shape and len(shape) == len(samples) + 1 and shape[:dim] != samples[:dim]:
+    if len(shape) > 1 and shape[0] != (samples[0] if samples else 0):
         raise ValueError(
-            f"nll_loss: expected input batch_size ({shape[0]}) to match target batch_size "
-            f"({samples[0]})."
+            f"nll_loss: Expected input batch_size ({shape[0]}) to match target batch_size "
+            f"({samples[0] if samples else 0})."
         )
     if not shape or samples != expected:
         raise RuntimeError(f"nll_loss: Expected target size {list(expected)}, got {list(samples)}")
@@ -132,7 +132,9 @@ def nll_loss(
         raise RuntimeError(f"nll_loss: expected integer class indices, but got {target.dtype}")
     _check_weight(weight, shape[dim])
     check_targets(on_host(target._array), shape[dim], ignore_index)
-    return call(_nll_loss, input, target, weight, ignore_index=ignore_index, reduction=reduction)
+    return _nll_loss.run(  # type: ignore[no-any-return]
+        input, target, weight, ignore_index=ignore_index, reduction=reduction
+    )
 
 
 def _check_weight(weight: Tensor | None, classes: int) -> None:
@@ -398,7 +400,10 @@ def binary_cross_entropy_with_logits(
     if pos_weight is not None:
         logs = mul(logs, add(mul(sub(pos_weight, 1), target), 1))
     losses = sub(mul(sub(1, target), input), logs)
-    return reduced(losses if weight is None else mul(losses, weight), reduction)
+    losses = losses if weight is None else mul(losses, weight)
+    # PyTorch computes in the memory of ``1 - target``.
+    dtype = target.dtype if target.dtype.kind == "f" else losses.dtype
+    return reduced(cast(losses, dtype), reduction)
 
 
 def kl_div(

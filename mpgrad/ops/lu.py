@@ -176,12 +176,13 @@ def lu_unpack(
     """The three factors from the result of ``lu_factor``; unrequested ones are empty.
 
     Raises:
-        RuntimeError: the pivots are not of int32.
+        RuntimeError: they are no matrices, or the pivots are not of int32 or do not fit.
     """
-    if LU_pivots.dtype != np.int32:
-        raise RuntimeError(f"lu_unpack: int32 is expected for LU_pivots, but got {LU_pivots.dtype}")
+    check_matrix("lu_unpack", LU_data)
     rows, columns = LU_data.shape[-2:]
     count = min(rows, columns)
+    if unpack_pivots:
+        _check_pivots("lu_unpack", LU_data, LU_pivots)
     nothing = beside(LU_data, np.empty(0, LU_data.dtype))
     permutation, lower, upper = nothing, nothing, nothing
     if unpack_pivots:
@@ -194,6 +195,16 @@ def lu_unpack(
         lower = add(tril(square, -1), beside(LU_data, ones))
         upper = triu(narrow(LU_data, -2, 0, count) if rows > count else LU_data)
     return PLU(permutation, lower, upper)
+
+
+def _check_pivots(name: str, LU: Tensor, pivots: Tensor) -> None:
+    if pivots.dtype != np.int32:
+        raise RuntimeError(f"{name}: int32 is expected for pivots, but got {pivots.dtype}")
+    wanted = (*LU.shape[:-2], min(LU.shape[-2:]))
+    if tuple(pivots.shape) != wanted:
+        raise RuntimeError(
+            f"{name}: pivots of shape {list(wanted)} expected, not {list(pivots.shape)}"
+        )
 
 
 def lu(A: Tensor, *, pivot: bool = True) -> PLU:
@@ -220,12 +231,15 @@ def lu_solve(
         adjoint: with the conjugate transpose of ``A``.
 
     Raises:
-        RuntimeError: the shapes do not fit.
+        RuntimeError: the shapes do not fit, or the pivots are not of int32.
     """
     if LU.ndim < 2 or LU.shape[-1] != LU.shape[-2]:
         raise RuntimeError(
             f"linalg.lu_solve: A must be batches of square matrices, not {list(LU.shape)}"
         )
+    _check_pivots("linalg.lu_solve", LU, pivots)
+    if B.ndim < 2:
+        raise RuntimeError("linalg.lu_solve: The input tensor B must have at least 2 dimensions.")
     if not left:
         return lu_solve(LU, pivots, B.mH, adjoint=not adjoint).mH
     lower, upper = tril(LU, -1), triu(LU)

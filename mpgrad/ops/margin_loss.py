@@ -10,6 +10,7 @@ from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.arithmetic import add, div, mul, neg, sqrt, square, sub
 from mpgrad.ops.choices import clamp_min, minimum, where
 from mpgrad.ops.comparison import eq, ge, gt, logical_not, lt
+from mpgrad.ops.creation import ones_like
 from mpgrad.ops.loss_reduction import alike, check_reduction, meant_reduction, reduced
 from mpgrad.ops.norms import norm
 from mpgrad.ops.promotion import cast
@@ -74,7 +75,10 @@ def margin_ranking_loss(
             "margin_ranking_loss : All input tensors should have same dimension but got sizes: "
             f"input1: {input1.shape}, input2: {input2.shape}, target: {target.shape} "
         )
-    return reduced(clamp_min(sub(margin, mul(target, sub(input1, input2))), 0), reduction)
+    # The target is negated first, as in PyTorch: bytes wrap around.
+    return reduced(
+        clamp_min(add(mul(neg(target), sub(input1, input2)), float(margin)), 0), reduction
+    )
 
 
 def hinge_embedding_loss(
@@ -257,7 +261,7 @@ def gaussian_nll_loss(
         input: the means.
         target: of the same shape, or one that broadcasts.
         var: the variances: of the shape of ``input``, without its last dimension, or with length 1
-            there; or one number.
+            in one of them; or one number.
         full: add the constant ``log(2 * pi) / 2``.
         eps: variances are at least this, in gradients only through those above.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -269,11 +273,12 @@ def gaussian_nll_loss(
     if not isinstance(var, Tensor):
         if var < 0:
             raise ValueError("var has negative entry/entries")
-        var = add(mul(input.detach(), 0), var)
+        var = mul(ones_like(input), var)
     if var.shape != input.shape:
+        others = [n for n, length in zip(var.shape, input.shape, strict=False) if n != length]
         if input.shape[:-1] == var.shape:
             var = var.unsqueeze(-1)
-        elif var.shape[:-1] != input.shape[:-1] or var.shape[-1:] != (1,):
+        elif var.ndim != input.ndim or others != [1]:
             raise ValueError("var is of incorrect size")
     if bool(reductions.any(lt(var, 0)).item()):
         raise ValueError("var has negative entry/entries")

@@ -167,9 +167,10 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
         raise RuntimeError(
             f"cosine_similarity: expected common dtype to be floating point, yet it is {dtype}"
         )
-    x1, x2 = broadcast_tensors(cast(x1, dtype), cast(x2, dtype))
     units = []
-    for x in (x1, x2):
+    for x in broadcast_tensors(x1, x2):
+        # Each vector is divided in its own dtype, as in PyTorch.
+        x = x if x.dtype.kind == "f" else cast(x, dtype)
         length = norm(x, 2.0, dim, keepdim=True)
         raised = add(length, sub(eps, length.detach()))
         units.append(div(x, where(lt(length, eps), raised, length)))

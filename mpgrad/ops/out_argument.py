@@ -13,6 +13,7 @@ import numpy as np
 from mpgrad.devices.device_arrays import on
 from mpgrad.dispatch.in_place import overwrite
 from mpgrad.graph.grad_modes import is_grad_enabled
+from mpgrad.ops.argument_types import wrong_argument
 from mpgrad.ops.promotion import check_cast
 from mpgrad.tensors.storage import empty
 from mpgrad.tensors.tensor import Tensor
@@ -86,8 +87,11 @@ def with_out(function: Callable[P, Any], module: str) -> Callable[P, Any]:
             if out is None:
                 return function(*args, **kwargs)
             return _into(out, function, args, kwargs)
-        except AttributeError as error:
-            raise _no_tensor(function.__name__, args, error) from error
+        except Exception as error:
+            wrong = wrong_argument(function, args, kwargs)
+            if wrong is None:
+                raise
+            raise wrong from error
 
     # Code that is sent to workers finds it there.
     public.__module__ = module
@@ -95,25 +99,20 @@ def with_out(function: Callable[P, Any], module: str) -> Callable[P, Any]:
 
 
 def without_out(function: Callable[P, Any], module: str) -> Callable[P, Any]:
-    """``function`` as a name of ``module``, with an error for an argument that is not a Tensor."""
+    """``function`` as a name of ``module``; a wrong argument raises PyTorch's error."""
 
     @functools.wraps(function)
     def public(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except AttributeError as error:
-            raise _no_tensor(function.__name__, args, error) from error
+        except Exception as error:
+            wrong = wrong_argument(function, args, kwargs)
+            if wrong is None:
+                raise
+            raise wrong from error
 
     public.__module__ = module
     return public
-
-
-def _no_tensor(name: str, args: tuple[Any, ...], error: AttributeError) -> Exception:
-    """PyTorch's error for an argument that is not a Tensor."""
-    for at, value in enumerate(args, 1):
-        if value is error.obj and not isinstance(value, Tensor):
-            return TypeError(f"{name}(): argument {at} must be Tensor, not {type(value).__name__}")
-    return error
 
 
 def publish(namespace: dict[str, Any], names: Iterable[str], take_out: Iterable[str]) -> None:

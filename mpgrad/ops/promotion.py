@@ -247,7 +247,17 @@ def _scalar_category(value: Any) -> int:
 
 
 def _convert(value: Any, dtype: np.dtype[Any]) -> Any:
-    return cast(value, dtype) if isinstance(value, Tensor) else value
+    return cast(value, dtype) if isinstance(value, Tensor) else wrapped(value, dtype)
+
+
+def wrapped(value: Any, dtype: np.dtype[Any]) -> Any:
+    """A Python number as an operand of ``dtype``: one that an integer cannot hold wraps around."""
+    if dtype.kind not in "iu" or not isinstance(value, int):
+        return value
+    limits = np.iinfo(dtype)
+    if limits.min <= value <= limits.max:
+        return value
+    return (value - int(limits.min)) % 2**limits.bits + int(limits.min)
 
 
 def check_cast(dtype: DType | np.dtype[Any], tensor: Tensor) -> None:

@@ -178,6 +178,8 @@ def mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> ValuesAndIndice
     array = on_host(input._array)
     if array.ndim == 0:
         return ValuesAndIndices(clone(input), beside(input, np.zeros((), np.int64)))
+    if not array.shape[dim]:
+        raise IndexError(f"mode(): Expected reduction dim {dim} to have non-zero size.")
     lines = np.moveaxis(array, dim, -1)
     places = np.empty(lines.shape[:-1], np.int64)
     for at in np.ndindex(places.shape):
@@ -311,4 +313,4 @@ def cumulative_trapezoid(
     y: Tensor, x: Tensor | None = None, *, dx: Any = 1, dim: int = -1
 ) -> Tensor:
     """The integral up to each sample; see ``trapezoid``."""
-    return cumsum(_areas(y, x, dx, dim), dim)
+    return cumsum(_areas(y, x, dx, dim), one_dim(dim, y.ndim))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.backends.cpu import INDEX
 from mpgrad.backends.cpu_views import strided_places
 from mpgrad.base.size import Size
@@ -22,6 +23,7 @@ from mpgrad.ops.indexing import tensor_split
 from mpgrad.ops.joining import hstack
 from mpgrad.ops.ordering import sort
 from mpgrad.ops.overwriting import index_put
+from mpgrad.ops.promotion import cast, result_dtype
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.scattering import index_copy
 from mpgrad.ops.selection import diag, pad
@@ -197,7 +199,8 @@ def block_diag(*tensors: Tensor) -> Tensor:
                 "block_diag: Input tensors must have 2 or fewer dimensions. Input "
                 f"{at} has {tensor.ndim} dimensions"
             )
-    blocks = [reshape(t, (1, -1)) if t.ndim < 2 else t for t in tensors]
+    dtype = result_dtype(*tensors)
+    blocks = [cast(reshape(t, (1, -1)) if t.ndim < 2 else t, dtype) for t in tensors]
     width, before, rows = sum(b.shape[1] for b in blocks), 0, []
     for block in blocks:
         after = width - before - block.shape[1]
@@ -284,14 +287,12 @@ def broadcast_shapes(*shapes: Any) -> Any:
     Raises:
         RuntimeError: they do not.
     """
-    try:
-        return Size(
-            np.broadcast_shapes(*((s,) if isinstance(s, int) else tuple(s) for s in shapes))
-        )
-    except ValueError as error:
-        raise RuntimeError(
-            f"Shape mismatch: objects cannot be broadcast to a single shape: {shapes}"
-        ) from error
+    for shape in shapes:
+        if not isinstance(shape, int | tuple | list):
+            raise RuntimeError(
+                f"broadcast_shapes(): shapes are ints or tuples of them, not {shape!r}"
+            )
+    return Size(broadcast_shape(*((s,) if isinstance(s, int) else tuple(s) for s in shapes)))
 
 
 def sum_to_size(input: Tensor, *size: Any) -> Tensor:

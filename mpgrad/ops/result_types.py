@@ -19,12 +19,24 @@ def result_type(tensor1: Any, tensor2: Any) -> DType:
 
 def promote_types(type1: Any, type2: Any) -> DType:
     """The smallest dtype that holds the numbers of both (float32 for int64 and float32)."""
-    return DTYPES[promotion.promote_types(np.dtype(type1), np.dtype(type2))]
+    return DTYPES[promotion.promote_types(*_dtypes("promote_types", type1, type2))]
 
 
 def can_cast(from_: Any, to: Any) -> bool:
     """Whether a result of dtype ``from_`` may be written in place into a tensor of dtype ``to``."""
-    return promotion.can_cast(np.dtype(from_), np.dtype(to))
+    return promotion.can_cast(*_dtypes("can_cast", from_, to))
+
+
+def _dtypes(name: str, *values: Any) -> list[np.dtype[Any]]:
+    """The dtypes that are meant.
+
+    Raises:
+        TypeError: one is a Tensor, or something else that is none.
+    """
+    for value in values:
+        if value is None or isinstance(value, Tensor | np.ndarray):
+            raise TypeError(f"{name}(): expected a dtype, but got {type(value).__name__}")
+    return [np.dtype(value) for value in values]
 
 
 def is_floating_point(input: Tensor) -> bool:

@@ -180,8 +180,13 @@ def repeat_interleave(
     Raises:
         RuntimeError: a number is negative, there are not as many as slices, or ``output_size`` is
             not the resulting length.
+        NotImplementedError: numbers of repetitions are no integers.
     """
     if repeats is None:
+        if input.dtype not in (np.int32, np.int64):
+            raise NotImplementedError(f"repeat_interleave is not implemented for {input.dtype}")
+        if input.ndim != 1:
+            raise RuntimeError("repeat_interleave(): repeats must be a vector")
         count = Tensor(np.arange(input._array.size))
         return repeat_interleave(count, input, 0, output_size=output_size)
     if dim is None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from mpgrad.dispatch.operator_call import call, unrecorded
 from mpgrad.graph.registry import operator
-from mpgrad.ops.arithmetic import abs as absolute
-from mpgrad.ops.arithmetic import add, mul, sub
+from mpgrad.ops.arithmetic import mul, sub
 from mpgrad.ops.choices import larger, smaller, where
 from mpgrad.ops.comparison import eq, isnan, logical_or
 from mpgrad.ops.creation import ones_like
@@ -80,12 +81,18 @@ def fmod(input: Any, other: Any) -> Tensor:
     return call(_fmod, a, b)
 
 
-def _shifted(found: Tensor, value: Tensor) -> Tensor:
-    """``value`` with the history of ``found``."""
-    if not found.requires_grad:
-        return value
-    finite = where(isnan(found.detach() * 0), 0.0, found - found.detach())
-    return add(value, finite)
+def _copysign_grad(xp: Any, grad: Any, a: Any, result: Any, a_shape: Any) -> Any:
+    origin = xp.equal(a, 0)
+    ratio = xp.where(origin, 0.0, xp.divide(result, xp.where(origin, 1.0, a)))
+    return xp.sum_to(xp.multiply(grad, ratio), a_shape)
+
+
+_copysign = operator(
+    "copysign",
+    lambda xp, a, b: xp.copysign(a, b),
+    a=_copysign_grad,
+    b=lambda xp, grad, b_shape: xp.zeros_beside(grad, b_shape),
+)
 
 
 def copysign(input: Any, other: Any) -> Tensor:
@@ -95,11 +102,7 @@ def copysign(input: Any, other: Any) -> Tensor:
         TypeError: ``input`` is no tensor.
     """
     require_tensors("copysign", input=input)
-    a, b = real_tensors("copysign", input, other, float_result=True)
-    sign = unrecorded(lambda xp, y: xp.copysign(1.0, y), b)
-    turned = mul(absolute(a), sign)
-    exact = unrecorded(lambda xp, x, y: xp.copysign(x, y), a, b)
-    return add(_shifted(turned, exact), mul(b, 0)) if b.requires_grad else _shifted(turned, exact)
+    return call(_copysign, *real_tensors("copysign", input, other, float_result=True))
 
 
 def fmax(input: Tensor, other: Tensor) -> Tensor:
@@ -156,6 +159,9 @@ def ldexp(input: Tensor, other: Tensor) -> Tensor:
         TypeError: one is no tensor.
     """
     require_tensors("ldexp", input=input, other=other)
+    if input.dtype.kind == "f" and other.dtype.kind in "iu":
+        wide = np.float64 if input.dtype == np.float64 else np.float32
+        return cast(mul(cast(input, wide), exp2(cast(other, wide))), input.dtype)
     return mul(input, exp2(floating(other)))
 
 

@@ -12,16 +12,13 @@ from typing import Any
 
 from mpgrad.dispatch.operator_call import call, unrecorded
 from mpgrad.graph.registry import Operator, not_implemented, operator
-from mpgrad.ops.arithmetic import add, mul
-from mpgrad.ops.choices import where
-from mpgrad.ops.comparison import eq, isnan, logical_and, logical_not
+from mpgrad.ops.arithmetic import add
 from mpgrad.ops.promotion import (
     floating,
     real_tensors,
     refuse_complex,
     require_tensors,
 )
-from mpgrad.ops.transcendental import log1p
 from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
@@ -159,9 +156,15 @@ def _igamma_grad(xp: Any, grad: Any, input: Any, other: Any) -> Any:
     return xp.multiply(grad, xp.exp(logarithm))
 
 
+def _at_origin(xp: Any, name: str, at_origin: float, input: Any, other: Any) -> Any:
+    """SciPy's function of that name; of no shape (NaN) at 0 what PyTorch says."""
+    no_shape = xp.logical_and(xp.isnan(input), xp.equal(other, 0))
+    return xp.where(no_shape, at_origin, xp.special(name, input, other))
+
+
 _igamma = operator(
     "igamma",
-    lambda xp, input, other: xp.special("gammainc", input, other),
+    lambda xp, input, other: _at_origin(xp, "gammainc", 0.0, input, other),
     input=not_implemented("igamma: input"),
     other=lambda xp, grad, input, other, other_shape: xp.sum_to(
         _igamma_grad(xp, grad, input, other), other_shape
@@ -169,7 +172,7 @@ _igamma = operator(
 )
 _igammac = operator(
     "igammac",
-    lambda xp, input, other: xp.special("gammaincc", input, other),
+    lambda xp, input, other: _at_origin(xp, "gammaincc", 1.0, input, other),
     input=not_implemented("igammac: input"),
     other=lambda xp, grad, input, other, other_shape: xp.sum_to(
         xp.negative(_igamma_grad(xp, grad, input, other)), other_shape
@@ -300,11 +303,29 @@ def entr(input: Any) -> Tensor:
     return call(_entr, tensor)
 
 
+def _xlog1py_values(xp: Any, a: Any, b: Any) -> Any:
+    nothing = xp.logical_and(xp.equal(a, 0), xp.logical_not(xp.isnan(b)))
+    return xp.where(nothing, 0.0, xp.multiply(a, xp.log1p(b)))
+
+
+_xlog1py = operator(
+    "special_xlog1py",
+    _xlog1py_values,
+    a=lambda xp, grad, a, b, a_shape: xp.sum_to(
+        xp.where(
+            xp.logical_and(xp.equal(a, 0), xp.less_equal(b, -1)), 0.0, _xlog1py_values(xp, grad, b)
+        ),
+        a_shape,
+    ),
+    b=lambda xp, grad, a, b, b_shape: xp.sum_to(
+        xp.multiply(grad, xp.divide(a, xp.add(b, 1))), b_shape
+    ),
+)
+
+
 def xlog1py(input: Any, other: Any) -> Tensor:
     """``input * log1p(other)``, and 0 where ``input`` is 0 (NaN where ``other`` is NaN)."""
-    a, b = real_tensors("xlog1py", input, other, float_result=True)
-    nothing = logical_and(eq(a, 0), logical_not(isnan(b)))
-    return mul(a, log1p(where(nothing, 0.0, b)))
+    return call(_xlog1py, *real_tensors("xlog1py", input, other, float_result=True))
 
 
 def _sinc_values(xp: Any, input: Any) -> Any:

@@ -291,14 +291,17 @@ def logaddexp(input: Any, other: Any) -> Tensor:
     return call(_logaddexp, as_tensor_operand(a), as_tensor_operand(b))
 
 
+def _xlogy_values(xp: Any, a: Any, b: Any) -> Any:
+    nothing = xp.logical_and(xp.equal(a, 0), xp.logical_not(xp.isnan(b)))
+    return xp.where(nothing, 0.0, xp.multiply(a, xp.log(b)))
+
+
 _xlogy = operator(
     "xlogy",
-    lambda xp, a, b: xp.where(
-        xp.logical_and(xp.equal(a, 0), xp.logical_not(xp.isnan(b))), 0.0, xp.multiply(a, xp.log(b))
-    ),
+    _xlogy_values,
     a=lambda xp, grad, a, b, a_shape: xp.sum_to(
         xp.where(
-            xp.logical_and(xp.equal(a, 0), xp.less_equal(b, 0)), 0.0, xp.multiply(grad, xp.log(b))
+            xp.logical_and(xp.equal(a, 0), xp.less_equal(b, 0)), 0.0, _xlogy_values(xp, grad, b)
         ),
         a_shape,
     ),
@@ -330,5 +333,6 @@ def relu(input: Any) -> Tensor:
     tensor = as_tensor_operand(input)
     if tensor._array.dtype.kind == "b":
         raise RuntimeError("Boolean inputs not supported for relu")
-    refuse_complex("relu", tensor)
-    return call(_relu, tensor)
+    if tensor._array.dtype.kind == "c":
+        refuse_complex("relu", tensor)
+    return _relu.run(tensor)  # type: ignore[no-any-return]

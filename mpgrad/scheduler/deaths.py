@@ -135,7 +135,8 @@ class Deaths:
         if event.killed:
             graph.kills[task] = kills = kills + 1
         if kills >= KILLS_MAX or deaths - kills >= DEATHS_MAX:
-            self._endings.drain(graph, kind, task, f"{event.cause} ({deaths} times)".encode())
+            text = f"{event.cause} ({deaths} times)\n{event.stack}".rstrip("\n")
+            self._endings.drain(graph, kind, task, text.encode())
 
     def _release_row(self, member: MemberRecord) -> None:
         for block, count in member.kept.items():

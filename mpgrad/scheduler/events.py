@@ -89,12 +89,14 @@ class WorkerDied(NamedTuple):
 
     ``running`` is the task that it was executing (graph, task, attempt), if any.
     ``killed`` is True for SIGKILL, which usually comes from outside.
+    ``stack`` is its Python stack when a fault ended it, as text; empty if there is none.
     """
 
     peer: str
     cause: str
     killed: bool
     running: tuple[int, int, int] | None
+    stack: str = ""
 
 
 class NodeTaskProgress(NamedTuple):

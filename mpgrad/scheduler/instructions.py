@@ -15,7 +15,10 @@ from mpgrad.scheduler.events import NodeTaskDone, NodeTaskDropped, NodeTaskFaile
 
 
 class DispatchNodeTask(NamedTuple):
-    """Run this task: add up ``inputs`` per slot, run the program at ``payload``, use ``blocks``."""
+    """Run this task: add up ``inputs`` per slot, run the program, use ``blocks``.
+
+    The program is ``program``, or if that is empty the one at ``payload``.
+    """
 
     peer: str
     graph: int
@@ -32,6 +35,7 @@ class DispatchNodeTask(NamedTuple):
     is_short: bool = False
     #: Outputs that an earlier attempt has published: they have no block and are not sent again.
     published: tuple[int, ...] = ()
+    program: bytes = b""
 
 
 class CancelGraph(NamedTuple):

@@ -47,8 +47,6 @@ class NodeTaskSpec(NamedTuple):
     outputs: tuple[OutputSpec, ...]
     #: Tasks that may not start before this one is done, although no gradient flows.
     unlocks: tuple[int, ...] = ()
-    #: The place of the task's program in the client's arena: offset and length in bytes.
-    payload: tuple[int, int] = (0, 0)
     #: True if a message costs more than the task.
     is_short: bool = False
     #: The serial positions of the other Nodes; they decide which of two errors is the first one.
@@ -65,6 +63,14 @@ class NodeTaskSpec(NamedTuple):
     #: The smallest serial position among this task and the tasks that depend on it. After an
     #: error, a task with a smaller value than the error's position still has to run.
     needed_from: int = NOBODY
+    #: The place of the task's program in the client's arena: offset and length in bytes.
+    payload: tuple[int, int] = (0, 0)
+    #: The program itself if it is short; else it is empty.
+    program: bytes = b""
+
+    def with_program(self, payload: tuple[int, int], program: bytes) -> NodeTaskSpec:
+        """The same task in a backward that has this program for it."""
+        return NodeTaskSpec(*self[:-2], payload, program)
 
     @property
     def is_for_cpu(self) -> bool:

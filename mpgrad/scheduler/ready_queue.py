@@ -46,6 +46,15 @@ class ReadyQueue:
         """The devices that have had tasks, in the order of their first one."""
         return list(self.heaps)
 
+    def lengths(self) -> list[tuple[int, int, int]]:
+        """For each device: its number, its tasks of nested graphs, and its other tasks."""
+        found = []
+        for device, heap in self.heaps.items():
+            # A nested graph is at the head of the heap if there is any.
+            nested = sum([task.negative_depth < 0 for task in heap]) if _is_nested(heap) else 0
+            found.append((device, nested, len(heap) - nested))
+        return found
+
     def drop_graph(self, graph: int, start: int = 0) -> int:
         """Remove the tasks of a failed or cancelled graph that are needed from ``start`` on.
 
@@ -66,3 +75,7 @@ class ReadyQueue:
 
     def __len__(self) -> int:
         return sum([len(heap) for heap in self.heaps.values()])
+
+
+def _is_nested(heap: list[ReadyTask]) -> bool:
+    return bool(heap) and heap[0].negative_depth < 0

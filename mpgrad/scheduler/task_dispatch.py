@@ -97,6 +97,7 @@ class Dispatcher:
                 blocks,
                 spec.is_short,
                 () if published is None else tuple(sorted(published)),
+                spec.program,
             )
         )
         return True

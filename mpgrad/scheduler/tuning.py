@@ -57,6 +57,9 @@ FAR_OFF = 2.0
 #: A new graph goes to workers only if they are predicted to be this many times faster: a smaller
 #: advantage is not worth starting processes.
 MARGIN = 1.2
+#: If a graph is new, workers start only after it has run in this process for so long: it may not
+#: come again, and their start takes time from it.
+START_AFTER_US = 250_000.0
 #: The part of the time that may be spent on measuring the other mode again.
 TRIAL_SHARE = 0.02
 

@@ -47,6 +47,11 @@ def attributes_reason(attributes: dict[str, Any]) -> str:
     return ""
 
 
+def are_scalars(attributes: dict[str, Any]) -> bool:
+    """Whether they all are plain numbers and texts, which may always be sent."""
+    return _SCALARS.issuperset(map(type, attributes.values()))
+
+
 def attributes_words(cls: type[Function], reason: str) -> str:
     """``attributes_reason`` as a sentence, with the remedy."""
     return (
@@ -217,7 +222,7 @@ def pack_attributes(
     """
     if not attributes:
         return b""
-    if all(type(value) in _SCALARS for value in attributes.values()):
+    if are_scalars(attributes):
         return pickle.dumps(attributes, protocol=5)
     stream = io.BytesIO()
     pickler = _Pickler(stream, protocol=5, buffer_callback=out_of_band)
@@ -230,12 +235,14 @@ def pack_attributes(
     return stream.getvalue()
 
 
-#: They do not need cloudpickle, which takes five times as long.
-_SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None)})
+#: They never change and do not need cloudpickle, which takes five times as long.
+_SCALARS = frozenset({bool, int, float, str, bytes, type(None)})
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is complex:  # copyreg has an entry for it, which can be replaced
+            return complex, (obj.real, obj.imag)
         if _is_sparse(obj):
             # SciPy may sort its arrays in place: a worker needs them in memory of its own.
             return thaw, (pickle.dumps(obj, protocol=5),)

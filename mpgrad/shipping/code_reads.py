@@ -65,6 +65,8 @@ _LOAD_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS
 _LOAD_FREE = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
 
 
+#: Methods of sets that make another one.
+_SET_METHODS = frozenset({"union", "intersection", "difference", "symmetric_difference"})
 #: Builtins whose result does not depend on the order of their argument.
 _WITHOUT_ORDER = frozenset({"sorted", "len", "min", "max", "any", "all"})
 
@@ -121,6 +123,9 @@ class _Scan:
         self.sets: list[int] = []
         #: Whether a set is on top of the stack, and the global that came before it.
         self._has_set, self._function = False, ""
+        #: Whether keys of a dictionary are on the stack; local variables that have some.
+        self._has_keys, self._attribute_before = False, ""
+        self._keys: set[object] = set()
         #: The local variable on top of the stack, if one is.
         self._local = ""
         self._top: list[_Origin] = []
@@ -134,7 +139,9 @@ class _Scan:
         for instruction in self._instructions:
             if instruction.positions is not None and instruction.positions.lineno:
                 self._line = instruction.positions.lineno
-            for op, value in _parts(instruction.opname, instruction.argval):
+            is_binary = instruction.opname == "BINARY_OP"
+            argument = instruction.argrepr if is_binary else instruction.argval
+            for op, value in _parts(instruction.opname, argument):
                 self._step(op, value)
         self._finish("load")
 
@@ -171,13 +178,37 @@ class _Scan:
         """Report sets, except those of numbers, and uses in which the order cannot matter."""
         if self._has_set and op != "CONTAINS_OP":
             self.sets.append(self._line)
-        self._has_set = (op in ("BUILD_SET", "SET_ADD") and value != 0) or (
-            op in _LOAD_CONSTANT and isinstance(value, frozenset) and not _has_only_numbers(value)
+        self._has_set = (
+            (op in ("BUILD_SET", "SET_ADD") and value != 0)
+            or (op == "SET_UPDATE" and self._previous not in _LOAD_CONSTANT)
+            or (op in _LOAD_ATTRIBUTE and value in _SET_METHODS)
+            or (op == "BINARY_OP" and self._has_keys and str(value)[0] in "&|^-")
+            or (
+                op in _LOAD_CONSTANT
+                and isinstance(value, frozenset)
+                and not _has_only_numbers(value)
+            )
         )
+        self._follow_keys(op, value)
         name = str(value) if op in _LOAD_GLOBAL else ""
         if name in ("set", "frozenset") and self._function not in _WITHOUT_ORDER:
             self.sets.append(self._line)
         self._function = name
+
+    def _follow_keys(self, op: str, value: object) -> None:
+        """Whether what ``keys()`` or ``items()`` gave is on the stack: `&` makes a set of it."""
+        if op in _LOAD_ATTRIBUTE:
+            self._attribute_before = str(value)
+        elif op == "CALL":
+            is_method = self._previous in _LOAD_ATTRIBUTE
+            self._has_keys = is_method and self._attribute_before in ("keys", "items")
+        elif op in _LOAD_LOCAL:
+            self._has_keys |= value in self._keys
+        elif op == "STORE_FAST" and self._has_keys:
+            self._keys.add(value)
+            self._has_keys = False
+        elif not op.startswith("LOAD_"):
+            self._has_keys = False
 
     def _follow_getattr(self, op: str, value: object) -> None:
         """Accept only a constant name and a constant default; report every other getattr()."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import datetime
 import decimal
 import fractions
@@ -130,11 +131,22 @@ def is_frozen_dataclass(value: Any) -> bool:
     """Whether ``value`` is an instance of one that has nothing but its fields."""
     kind = type(value)
     parameters = vars(kind).get("__dataclass_params__")
-    if parameters is None or not parameters.frozen:
+    if parameters is None or not parameters.frozen or _has_own_pickle(kind):
         return False
     if hasattr(value, "__dict__"):
         return vars(value).keys() <= kind.__dataclass_fields__.keys()
     return all(hasattr(value, name) for name in kind.__dataclass_fields__)
+
+
+def _has_own_pickle(kind: type) -> bool:
+    """Whether the user says how instances are pickled, so that a copy may be something else."""
+    if kind in copyreg.dispatch_table:
+        return True
+    for name in ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"):
+        method = getattr(kind, name, None)
+        if isinstance(method, types.FunctionType) and method.__module__ != "dataclasses":
+            return True
+    return False
 
 
 def field_values(value: Any) -> list[Any]:

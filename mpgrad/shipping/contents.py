@@ -28,18 +28,21 @@ _STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"})
 
 
 class ArrayContent(NamedTuple):
-    """An array, and what was in it."""
+    """An array, what was in it, and how it lay in memory."""
 
     array: Array
     kept: bytes
+    layout: tuple[Any, ...]
 
     @classmethod
     def of(cls, array: Array) -> ArrayContent:
         """As it is now."""
-        return cls(array, array.tobytes("A"))
+        return cls(array, array.tobytes("A"), (array.shape, array.dtype, array.strides))
 
     def is_current(self) -> bool:
-        """Whether its bytes still are those."""
+        """Whether its bytes and its layout, which code can set, still are those."""
+        if (self.array.shape, self.array.dtype, self.array.strides) != self.layout:
+            return False
         flat = self.array.reshape(-1, order="A").view(np.uint8)
         return flat.nbytes == len(self.kept) and flat.data == memoryview(self.kept)
 

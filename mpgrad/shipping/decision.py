@@ -10,6 +10,7 @@ one that ran forward. Only installed classes are sent by import path.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import hashlib
 import importlib
@@ -122,7 +123,7 @@ def names_read(cls: type[Function], held: tuple[type, ...] = ()) -> list[str]:
     found = dict.fromkeys(
         name
         for namespace, name, value in entry.survey.bindings
-        if isinstance(namespace, dict) and value is not MISSING
+        if isinstance(namespace, dict) and value is not MISSING and namespace is not vars(builtins)
     )
     found.update(dict.fromkeys(f"{module}.{name}" for module, name in entry.survey.settings))
     return list(found)
@@ -142,6 +143,9 @@ def _decide(
             raise
         why = f"its code cannot be looked through ({type(error).__name__}: {error})"
         return _Entry(asked, Decision("client", _reason(cls, why)), Survey())
+    if found.debugger and asked is None:
+        why = f"in {cls.__qualname__}, {found.debugger}: it stops in this process"
+        return _Entry(asked, Decision("client", why), found)
     if found.problems and asked is None:
         return _Entry(asked, Decision("client", _reason(cls, found.problems[0])), found)
     try:
@@ -217,6 +221,8 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._reduce_function(obj)
         if isinstance(obj, types.ModuleType):
             return self._reduce_module(obj)
+        if type(obj) is complex:  # copyreg has an entry for it, which can be replaced
+            return complex, (obj.real, obj.imag)
         if is_comparable(obj) and self._found.is_content(obj):
             return reduce_array(obj)
         if isinstance(obj, functools._lru_cache_wrapper) and not is_installed_name(obj):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ class Survey:
 
     Attributes:
         problems: why a worker's result could differ, in the order found; empty: it cannot.
+        debugger: where it calls one, in words; such a problem is in ``problems``, too.
         is_inner: the class is defined inside a function, which is the first of the problems.
         user_modules: names of the modules whose code must travel by value.
         module_reads: for each user module read as ``module.NAME``, (module, the names).
@@ -33,6 +35,7 @@ class Survey:
     """
 
     problems: list[str] = field(default_factory=list)
+    debugger: str = ""
     is_inner: bool = False
     user_modules: dict[str, types.ModuleType] = field(default_factory=dict)
     module_reads: dict[int, tuple[types.ModuleType, dict[str, Any]]] = field(default_factory=dict)
@@ -87,8 +90,36 @@ class Survey:
 
 
 def attribute_count(cls: type) -> int:
-    """How many attributes a class has of its own; without what pickle notes in it."""
-    return len(vars(cls)) - ("__slotnames__" in vars(cls))
+    """How many attributes and registered subclasses a class has, without what pickle notes."""
+    own = len(vars(cls)) - ("__slotnames__" in vars(cls))
+    return own + len(registered_in(cls))
+
+
+def registered_in(cls: type) -> list[type]:
+    """The classes that ``cls``, an abstract base class, counts as subclasses by ``register()``."""
+    if "_abc_impl" not in vars(cls):
+        return []
+    found = [reference() for reference in abc._get_dump(cls)[0]]  # type: ignore[attr-defined]
+    return [other for other in found if other is not None]
+
+
+class Fields(Mapping[str, Any]):
+    """What an object's attributes are, also if it has no ``__dict__``."""
+
+    def __init__(self, owner: Any, names: Iterable[str]) -> None:
+        self._owner, self._names = owner, tuple(names)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self._owner, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class FunctionState(NamedTuple):

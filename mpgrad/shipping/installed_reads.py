@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from mpgrad.shipping.constants import MISSING, is_constant
-from mpgrad.shipping.findings import Survey, article
+from mpgrad.shipping.findings import Survey, article, registered_in
 from mpgrad.shipping.installed_state import (
     InstalledGlobal,
+    is_installed_name,
     is_replaced,
     is_trusted,
     patchable_members,
@@ -102,6 +103,11 @@ class InstalledReads:
     def visit(self, value: types.FunctionType | type) -> None:
         """A function or class of an installed package, which reads settings of that."""
         if isinstance(value, type):
+            for other in registered_in(value):
+                if not is_installed_name(other):
+                    self._found.problems.append(
+                        f"{value.__qualname__}.register({other.__qualname__}) was called here"
+                    )
             for name, member in patchable_members(value):
                 self._found.bindings.append((vars(value), name, member))
                 if is_replaced(value, name, member):

@@ -10,8 +10,11 @@ import os
 import site
 import sys
 import sysconfig
+import types
 from functools import lru_cache
 from typing import Any
+
+from mpgrad.shipping.constants import MISSING
 
 
 def _words(text: str) -> frozenset[str]:
@@ -46,9 +49,12 @@ _PURE_PARTS = {
     ),
     "sys": _words(
         "float_info float_repr_style int_info hash_info maxsize maxunicode byteorder platform "
-        "version version_info hexversion implementation getsizeof exc_info exception exit intern "
+        "version version_info hexversion implementation exc_info exception exit intern "
         "getrecursionlimit get_int_max_str_digits stdout stderr"
     ),
+    # What is written there, the client shows.
+    "sys.stdout": _words("write writelines flush"),
+    "sys.stderr": _words("write writelines flush"),
     "time": _words(
         "sleep time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time "
         "process_time_ns thread_time thread_time_ns gmtime struct_time"
@@ -66,6 +72,7 @@ _BELONGS_TO_PROCESS = {
     "datetime.datetime": _words("now today fromtimestamp"),
     "decimal": _words("getcontext setcontext DefaultContext BasicContext ExtendedContext"),
     "locale": _words("setlocale"),
+    "typing": _words("get_type_hints"),  # workers get no annotations
     "uuid": _words("uuid1 uuid4 getnode"),
     "numpy": _words(
         "seterr seterrcall geterrcall setbufsize set_printoptions set_string_function load save "
@@ -91,6 +98,9 @@ _BELONGS_TO_PROCESS = {
     ),
 }
 
+#: Modules of debuggers, which stop where the user's terminal is.
+DEBUGGERS = _words("bdb pdb IPython ipdb pudb debugpy pydevd remote_pdb web_pdb wdb")
+
 #: These have their own state, which the caller seeds.
 _HARMLESS = _words(
     "Random Generator RandomState SeedSequence BitGenerator PCG64 PCG64DXSM Philox MT19937 SFC64 "
@@ -100,7 +110,10 @@ _HARMLESS = _words(
 #: mpgrad's functions that use the process's random generator.
 _MPGRAD_RANDOM = _words(
     "rand randn randint randperm rand_like randn_like randint_like normal bernoulli multinomial "
-    "poisson dropout Dropout manual_seed seed get_rng_state set_rng_state"
+    "poisson dropout Dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout "
+    "rrelu gumbel_softmax svd_lowrank pca_lowrank manual_seed seed initial_seed default_generator "
+    "get_rng_state set_rng_state fork_rng uniform_ normal_ trunc_normal_ sparse_ orthogonal_ "
+    "xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_"
 )
 #: mpgrad's names for state that only the client has: ``.grad`` of its leaves, its running backward.
 _MPGRAD_CLIENT = _words(
@@ -108,7 +121,8 @@ _MPGRAD_CLIENT = _words(
     "current_autograd_node current_graph_task_id current_graph_task_keep_graph "
     "current_graph_task_execution_order will_engine_execute_node record_function "
     "set_default_device get_default_device set_device current_device memory_allocated "
-    "set_default_dtype get_default_dtype"
+    "set_default_dtype get_default_dtype Parameter get_float32_matmul_precision "
+    "set_float32_matmul_precision allow_tf32"
 )
 
 #: Attributes of objects that could not be followed, and that nearly always mean randomness,
@@ -118,7 +132,14 @@ SUSPECT_ATTRIBUTES = _words(
     "__code__ __closure__ __bases__ __mro__ __subclasses__ __builtins__ f_globals f_locals "
     "f_back backward queue_callback next_functions grad_fn is_leaf metadata tofile dump "
     "setLevel addHandler removeHandler addFilter isEnabledFor getEffectiveLevel astimezone "
-    "timestamp"
+    "timestamp sample rsample samples resample"
+)
+#: Attributes of functions and classes that are no code, and can be set.
+NAMES_AND_WORDS = _words("__name__ __qualname__ __module__ __doc__")
+#: Attributes of any object that belong to that very object, or change it unseen.
+OF_ONE_OBJECT = _words(
+    "__annotations__ __hash__ __sizeof__ __setattr__ __delattr__ __getattribute__ "
+    "__array_interface__ ctypes data_ptr owndata writeable _version"
 )
 
 #: Attributes that code sets on arrays and tensors that it has just made.
@@ -129,6 +150,9 @@ DYNAMIC_BUILTINS = _words(
     "globals locals vars eval exec compile __import__ setattr delattr dir id hash input breakpoint "
     "open"
 )
+
+
+_BUILTIN_ALIASES = frozenset({"IOError", "EnvironmentError"})
 
 
 def process_state(module: str, attribute: str | None) -> bool:
@@ -142,6 +166,8 @@ def process_state(module: str, attribute: str | None) -> bool:
     root = module.partition(".")[0]
     if root == "mpgrad":
         return attribute in _MPGRAD_RANDOM or attribute in _MPGRAD_CLIENT
+    if root in DEBUGGERS:
+        return True
     listed = _BELONGS_TO_PROCESS.get(module)
     if listed is not None:
         return attribute not in _HARMLESS if listed is _EVERYTHING else attribute in listed
@@ -150,6 +176,17 @@ def process_state(module: str, attribute: str | None) -> bool:
         return attribute not in pure and attribute not in (None, "*")
     is_known = root in _PURE or root in _PURE_PARTS or root in _BELONGS_TO_PROCESS
     return root in sys.stdlib_module_names and not is_known
+
+
+def is_own_builtin(name: str, value: Any) -> bool:
+    """Whether ``builtins.name`` is what Python put there: nothing, or the same in each process."""
+    kind = type(value)
+    if value is MISSING or kind.__module__ == "_sitebuiltins" or name.startswith("__"):
+        return True
+    if name in _BUILTIN_ALIASES or value is Ellipsis or value is NotImplemented:
+        return True
+    is_function = issubclass(kind, type | types.BuiltinFunctionType)
+    return is_function and (value.__module__, value.__name__) == ("builtins", name)
 
 
 def is_mixed(module: str) -> bool:

@@ -8,13 +8,16 @@ process and is not analysed.
 
 from __future__ import annotations
 
-import builtins
 import functools
 import sys
 import types
+from abc import ABCMeta
 from collections import deque
 from enum import Enum
+from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
+
+import numpy as np
 
 from mpgrad.autograd.function import Function
 from mpgrad.base.hash_seed import fixed_hash_seed
@@ -25,9 +28,11 @@ from mpgrad.shipping.constants import (
     is_constant,
     is_copied,
     is_enum_member,
+    is_frozen_dataclass,
     parts_of,
 )
 from mpgrad.shipping.contents import ArrayContent, changes_items, is_comparable
+from mpgrad.shipping.debuggers import is_debugger
 from mpgrad.shipping.findings import (
     FunctionState,
     Survey,
@@ -48,14 +53,15 @@ from mpgrad.shipping.installed_state import (
     is_installed_object,
 )
 from mpgrad.shipping.process_state import (
-    DYNAMIC_BUILTINS,
     HARMLESS_STORES,
+    OF_ONE_OBJECT,
     SUSPECT_ATTRIBUTES,
     is_installed_module,
     is_installed_namespace,
     is_mixed,
     process_state,
 )
+from mpgrad.shipping.replaced_parts import ReplacedParts
 
 #: Parts of a Function that backward does not need unless it names them.
 _FORWARD_ONLY = frozenset({"forward", "setup_context"})
@@ -82,6 +88,7 @@ class _Surveyor:
         #: By id; it holds the objects, so that no id is used twice.
         self._seen: dict[int, Any] = {}
         self._installed = InstalledReads(self._found, self._seen)
+        self._replaced = ReplacedParts(self._found)
         self._names: set[str] = set()
         #: Functions (by id) whose first parameter is their own object: self or ctx.
         self._methods: set[int] = set()
@@ -116,6 +123,7 @@ class _Surveyor:
         else:
             functions = {id(getattr(value, "__func__", value)) for _, _, value in postponed}
             self._found.forward_only = functions - self._seen.keys()
+        self._replaced.methods_of_tensors(self._names)
         if self._arrays and self._changing:
             self._problem(f"{self._arrays[0]}, an array, which {self._changing}() may change")
         return self._found
@@ -153,6 +161,8 @@ class _Surveyor:
                 self._visit(part, label)
         elif (parts := parts_of(value)) is not None:
             self._visit(type(value), label)
+            if not isinstance(value, tuple | frozenset):
+                self._replaced.fields_of(value)
             for item in parts:
                 self._visit(item, f"{label} (inside a {type(value).__name__})")
         elif is_comparable(value):
@@ -209,6 +219,7 @@ class _Surveyor:
             owner = value.__self__
             if owner is not None and not isinstance(owner, types.ModuleType | type):
                 return is_constant(owner)
+            self._by_value(value.__module__)
             if isinstance(value, types.MethodType):
                 self._visit(value.__func__, label)
                 self._visit(owner, label)
@@ -237,7 +248,7 @@ class _Surveyor:
             self._access(access, function, free)
         for attribute, line in reads.attributes:
             self._names.add(attribute)
-            if attribute in SUSPECT_ATTRIBUTES:
+            if attribute in SUSPECT_ATTRIBUTES or attribute in OF_ONE_OBJECT:
                 self._problem(f"{line_of(function, line)} uses .{attribute} of an unknown object")
         if fixed_hash_seed() is None:
             for line in reads.sets:
@@ -283,13 +294,21 @@ class _Surveyor:
 
     def _by_value(self, module_name: str | None) -> None:
         module = sys.modules.get(module_name or "")
-        if module is not None and not is_installed_namespace(vars(module)):
+        if module is None or is_installed_namespace(vars(module)):
+            return
+        if str(getattr(module, "__file__", "")).endswith(tuple(EXTENSION_SUFFIXES)):
+            self._problem(f"it uses {module_name}, compiled code, whose state cannot be seen")
+        else:
             self._found.user_modules[module.__name__] = module
 
     def _access(self, access: Access, function: types.FunctionType, free: dict[str, Any]) -> None:
         self._names.update(access.path)
         where = line_of(function, access.line)
         full_name = ".".join((access.name, *access.path))
+        if is_debugger(access, function, free):
+            self._found.debugger = self._found.debugger or f"{where} uses {full_name}"
+        if not OF_ONE_OBJECT.isdisjoint(access.path):
+            self._problem(f"{where} uses `{full_name}`, which another process may see otherwise")
         if access.action == "store":
             self._problem(f"{where} writes `{full_name}`")
         elif not _OF_CACHES.isdisjoint(access.path):
@@ -306,8 +325,8 @@ class _Surveyor:
             self._found.bindings.append((namespace, access.name, value))
             if value is not MISSING:
                 self._follow(value, access, f"{where} reads the global")
-            elif access.name in DYNAMIC_BUILTINS and hasattr(builtins, access.name):
-                self._problem(f"{where} calls {access.name}(), whose effect cannot be foreseen")
+            else:
+                self._replaced.builtin(access.name, where)
 
     def _identity(self, name: str, where: str) -> None:
         self._problem(
@@ -342,13 +361,14 @@ class _Surveyor:
                     return
                 value = self._module_attribute(value, attribute, f"{label} `{name}.{attribute}`")
             else:
+                self._replaced.name_of(value, attribute)
                 break  # functions and classes are analysed with all their attributes
             name = f"{name}.{attribute}"
             if value is MISSING:
                 return
         if access.action == "member" and is_constant(value):
             return
-        if access.action == "identity" and is_copied(value):
+        if access.action == "identity" and (is_copied(value) or _is_made_anew(value)):
             self._identity(f"`{name}`", label.rpartition(" reads")[0] or label)
         if not (isinstance(value, types.ModuleType) and access.action == "alias"):
             self._visit(value, f"{label} `{name}`")
@@ -376,6 +396,8 @@ class _Surveyor:
             return
         self._by_value(cls.__module__)
         self._found.classes.append((cls, cls.__bases__, attribute_count(cls)))
+        if isinstance(cls, ABCMeta) and "__subclasshook__" in vars(cls):
+            self._problem(f"{cls.__qualname__}.__subclasshook__() is asked once in each process")
         for base in (*cls.__bases__, type(cls)):
             self._visit(base, cls.__name__)
         attributes = vars(cls)
@@ -383,8 +405,14 @@ class _Surveyor:
             attributes = types.MappingProxyType(
                 {k: v for k, v in attributes.items() if not k.startswith("_")}
             )
+            for member in cls:
+                self._found.bindings.append((vars(member), "_value_", member._value_))
         of_namedtuple = cls.__bases__ == (tuple,) and "_fields" in attributes
         for name, value in attributes.items():
+            if of_namedtuple and name == "__new__":
+                self._found.functions.append(
+                    FunctionState.of(value.__func__)
+                )  # it has the defaults
             if name in IGNORED or (of_namedtuple and name in OF_NAMEDTUPLE):
                 continue
             if "__dataclass_fields__" in attributes:
@@ -403,3 +431,8 @@ class _Surveyor:
             self._methods.add(id(value.__func__))
             self._rules.add(id(value.__func__))
         self._visit(value, f"{cls.__name__} has the attribute `{name}`")
+
+
+def _is_made_anew(value: Any) -> bool:
+    """Whether a worker has an object of its own for ``value``, which is no constant."""
+    return isinstance(value, np.ndarray | tuple | frozenset) or is_frozen_dataclass(value)

@@ -18,12 +18,15 @@ from typing import NamedTuple
 from mpgrad.shm.segment import Segment
 
 _ROW = struct.Struct("<QQQ")
-#: Behind that, in the same row: the worker's process, which the coordinator writes.
-_PID, _PID_AT = struct.Struct("<Q"), 32
+#: Behind that, in the same row, what the coordinator writes: a WorkerFigures.
+_WORKER, _WORKER_AT = struct.Struct("<QqQ"), 32
 ROW_BYTES = 64
 SLOTS_MAX = 1024
-#: Behind the rows: the coordinator's figures.
-_FIGURES, _FIGURES_AT = struct.Struct("<QQQQQQQ"), ROW_BYTES * SLOTS_MAX
+#: Behind the rows: the coordinator's figures, and its queues with their number before them.
+_FIGURES, _FIGURES_AT = struct.Struct("<QQQQQQQQ"), ROW_BYTES * SLOTS_MAX
+_QUEUE, _QUEUES_AT = struct.Struct("<qQQ"), _FIGURES_AT + _FIGURES.size
+QUEUES_MAX = 64
+_BYTES = _QUEUES_AT + _QUEUE.size * QUEUES_MAX
 #: What a segment of a board is called.
 _NAME = "board"
 
@@ -42,6 +45,24 @@ class BoardFigures(NamedTuple):
     arena_limit: int
 
 
+class QueueFigures(NamedTuple):
+    """The tasks that wait for a worker of one device: those of nested backwards (lane *urgent*),
+    and all others (lane *task*)."""
+
+    device: int
+    urgent: int
+    task: int
+
+
+class WorkerFigures(NamedTuple):
+    """A worker as the coordinator sees it: its process (0: none), its GPU or -1, and the tasks that
+    it holds, running or not."""
+
+    pid: int
+    device: int
+    held: int
+
+
 class StatusBoard:
     """Rows of (graph, task, attempt), one per worker slot."""
 
@@ -51,7 +72,7 @@ class StatusBoard:
 
     @classmethod
     def create(cls) -> StatusBoard:
-        return cls(Segment.create(_FIGURES_AT + ROW_BYTES, _NAME))
+        return cls(Segment.create(_BYTES, _NAME))
 
     @classmethod
     def attach(cls, descriptor: int) -> StatusBoard:
@@ -74,11 +95,19 @@ class StatusBoard:
         graph, task, attempt = _ROW.unpack_from(self._buffer, slot * ROW_BYTES)
         return (graph, task, attempt) if attempt else None
 
-    def report(self, figures: BoardFigures, pids: Sequence[int]) -> None:
-        """The coordinator says what there is to do, and by slot which process works (0: none)."""
-        _FIGURES.pack_into(self._buffer, _FIGURES_AT, *figures)
-        for slot, pid in enumerate(pids):
-            _PID.pack_into(self._buffer, slot * ROW_BYTES + _PID_AT, pid)
+    def report(
+        self,
+        figures: BoardFigures,
+        queues: Sequence[QueueFigures],
+        workers: Sequence[WorkerFigures],
+    ) -> None:
+        """The coordinator says what there is to do, and who does it, by slot."""
+        queues = queues[:QUEUES_MAX]
+        _FIGURES.pack_into(self._buffer, _FIGURES_AT, *figures, len(queues))
+        for at, queue in enumerate(queues):
+            _QUEUE.pack_into(self._buffer, _QUEUES_AT + at * _QUEUE.size, *queue)
+        for slot, worker in enumerate(workers):
+            _WORKER.pack_into(self._buffer, slot * ROW_BYTES + _WORKER_AT, *worker)
 
     def close(self) -> None:
         self._segment.close()
@@ -110,17 +139,28 @@ def figures_in(board: bytes) -> BoardFigures:
     Raises:
         LookupError: it is the board of another version of mpgrad.
     """
-    if len(board) < _FIGURES_AT + _FIGURES.size:
+    return BoardFigures._make(_figures(board)[:-1])
+
+
+def queues_in(board: bytes) -> list[QueueFigures]:
+    """On a copy of a board: the queue of each device that has had tasks."""
+    count = min(_figures(board)[-1], QUEUES_MAX)
+    places = range(_QUEUES_AT, _QUEUES_AT + count * _QUEUE.size, _QUEUE.size)
+    return [QueueFigures._make(_QUEUE.unpack_from(board, at)) for at in places]
+
+
+def _figures(board: bytes) -> tuple[int, ...]:
+    if len(board) < _BYTES:
         raise LookupError("a board of another version of mpgrad")
-    return BoardFigures._make(_FIGURES.unpack_from(board, _FIGURES_AT))
+    return _FIGURES.unpack_from(board, _FIGURES_AT)
 
 
-def workers_in(board: bytes) -> dict[int, tuple[int, int, int] | None]:
-    """On a copy of a board: by process what each worker runs: graph, task, attempt."""
-    found: dict[int, tuple[int, int, int] | None] = {}
+def workers_in(board: bytes) -> list[tuple[WorkerFigures, tuple[int, int, int] | None]]:
+    """On a copy of a board: the workers, and what each one runs: graph, task, attempt."""
+    found = []
     for at in range(0, _FIGURES_AT, ROW_BYTES):
-        (pid,) = _PID.unpack_from(board, at + _PID_AT)
-        if pid:
+        worker = WorkerFigures._make(_WORKER.unpack_from(board, at + _WORKER_AT))
+        if worker.pid:
             row = _ROW.unpack_from(board, at)
-            found[pid] = row if row[2] else None
+            found.append((worker, row if row[2] else None))
     return found

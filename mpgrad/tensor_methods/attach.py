@@ -5,6 +5,7 @@ Importing this module completes Tensor; ``mpgrad`` does so before it returns any
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import mpgrad.ops.catalogue  # noqa: F401  (registers every operator)
 from mpgrad.autograd import variable
 from mpgrad.autograd.running import engine_slot
+from mpgrad.base.user_frames import hide_our_frames
 from mpgrad.dispatch import overrides
 from mpgrad.graph.node import Node
 from mpgrad.ops import (
@@ -139,15 +141,24 @@ def backward(
     Raises:
         RuntimeError: the tensor does not require grad, or the saved tensors were freed.
     """
-    from mpgrad.autograd.backward import backward as run
-
     if type(self) is not Tensor and overrides.is_overridden((self,)):
         overrides.call_override(
             Tensor.backward, (self,), self, gradient=gradient, retain_graph=retain_graph,
             create_graph=create_graph, inputs=inputs,
         )  # fmt: skip
         return
-    run(self, gradient, retain_graph, create_graph, inputs=inputs)
+    try:
+        _backward()(self, gradient, retain_graph, create_graph, inputs=inputs)
+    except BaseException as error:
+        hide_our_frames(error)
+        raise
+
+
+@functools.cache
+def _backward() -> Callable[..., None]:
+    from mpgrad.autograd.backward import backward as run  # the first backward loads it
+
+    return run
 
 
 def call_node(self: Node, *grads: Any) -> Any:
@@ -180,18 +191,22 @@ def _load_engine() -> None:
 
 
 def _where(self: Tensor, condition: Any, other: Any) -> Tensor:
+    """This tensor where ``condition`` is true, ``other`` elsewhere; all three are broadcast."""
     return choices.where(condition, self, other)
 
 
 def _view_as(self: Tensor, other: Tensor) -> Tensor:
+    """A view of the shape of ``other``."""
     return shape.view(self, other.shape)
 
 
 def _reshape_as(self: Tensor, other: Tensor) -> Tensor:
+    """``reshape`` to the shape of ``other``."""
     return shape.reshape(self, other.shape)
 
 
 def _expand_as(self: Tensor, other: Tensor) -> Tensor:
+    """A view that is broadcast to the shape of ``other``."""
     return shape.expand(self, other.shape)
 
 
@@ -200,10 +215,12 @@ def _itself(self: Tensor) -> Tensor:
 
 
 def _reversed(self: Tensor) -> Tensor:
+    """A view whose dimensions are in reverse order."""
     return shape.permute(self, tuple(reversed(range(self.ndim))))
 
 
 def _matrices_transposed(self: Tensor) -> Tensor:
+    """A view whose last two dimensions have changed places."""
     return shape.transpose(self, -2, -1)
 
 
@@ -277,7 +294,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "__neg__": arithmetic.neg,
     "__pos__": _itself,
     "__abs__": arithmetic.abs,
-    "__invert__": comparison.bitwise_not,
+    "__invert__": comparison.inverted,
     "__getitem__": indexing.getitem,
     "__hash__": object.__hash__,
     "__repr__": display.represent,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from mpgrad.tensors.lent_versions import LentVersions
 from mpgrad.tensors.storage import INFERENCE
 from mpgrad.tensors.tensor import Tensor
 
 
 def detach(self: Tensor) -> Tensor:
     """The same array without history; it shares the version counter."""
-    return Tensor(self._array, version_counter=self._version_counter)
+    counter = self._version_counter
+    made = Tensor(self._array, version_counter=counter)
+    if type(counter) is LentVersions:
+        made._view = self._view
+        counter.add(made)
+    return made
 
 
 def detach_(self: Tensor) -> Tensor:
@@ -26,6 +32,8 @@ def detach_(self: Tensor) -> Tensor:
 
 def get_data(self: Tensor) -> Tensor:
     """The same array without history; saved tensors do not notice changes through it."""
+    if type(self._version_counter) is LentVersions:
+        return detach(self)
     return Tensor(self._array, version_counter=INFERENCE if self.is_inference() else None)
 
 
@@ -40,6 +48,8 @@ def set_data(self: Tensor, value: Tensor) -> None:
             )
         # The old AccumulateGrad expects gradients of the old shape, dtype and device.
         self._accumulator = None
+    if type(value._version_counter) is LentVersions:
+        value._version_counter.become_own()
     self._array = value._array
 
 

@@ -26,8 +26,10 @@ from mpgrad.ops.promotion import (
     as_tensor_operand,
     cast,
     check_cast,
+    refuse_complex,
     result_dtype,
     stored,
+    wrapped,
 )
 from mpgrad.ops.rounding import round as round_values
 from mpgrad.ops.shape import reshape
@@ -49,7 +51,7 @@ def _operand(tensor: Tensor, other: Any) -> Any:
     dtype = result_dtype(tensor, other)
     check_cast(dtype, tensor)
     if not isinstance(other, Tensor):
-        return other
+        return wrapped(other, dtype)
     if other.shape != tensor.shape:
         shape = broadcast_shape(tensor.shape, other.shape)
         if shape != tensor.shape:
@@ -67,10 +69,18 @@ def _into(ufunc: Any) -> Any:
     return lambda array, *others: ufunc(array, *others, out=array, casting="unsafe")
 
 
-def _binary(name: str, ufunc: np.ufunc | None = None, *, true_division: bool = False) -> Any:
+def _binary(
+    name: str,
+    ufunc: np.ufunc | None = None,
+    *,
+    true_division: bool = False,
+    of_reals: bool = False,
+) -> Any:
     operator, write = OPERATORS[name], _into(ufunc)
 
     def method(self: Tensor, other: Any) -> Tensor:
+        if of_reals:
+            refuse_complex(name, self, other)
         if true_division and self._array.dtype.kind not in "fc":
             check_cast(np.dtype(np.float32), self)
         return call_in_place(operator, self, _operand(self, other), write=write)
@@ -317,10 +327,12 @@ def _without_leading_ones(value: Tensor, ndim: int) -> Tensor:
 
 
 def _clamp_min(self: Tensor, min: Any) -> Tensor:
+    """Set elements that are smaller than ``min`` to ``min``, in place."""
     return clamp_(self, min)
 
 
 def _clamp_max(self: Tensor, max: Any) -> Tensor:
+    """Set elements that are larger than ``max`` to ``max``, in place."""
     return clamp_(self, None, max)
 
 
@@ -329,8 +341,8 @@ METHODS: dict[str, Callable[..., Any]] = {
     "sub_": _scaled("sub", np.subtract),
     "mul_": _binary("mul", np.multiply),
     "div_": div_,
-    "floor_divide_": _binary("floor_divide", np.floor_divide),
-    "remainder_": _binary("remainder", np.remainder),
+    "floor_divide_": _binary("floor_divide", np.floor_divide, of_reals=True),
+    "remainder_": _binary("remainder", np.remainder, of_reals=True),
     "arctan2_": _binary("arctan2", np.arctan2, true_division=True),
     "pow_": pow_,
     "lerp_": lerp_,

@@ -61,14 +61,17 @@ def dim(self: Tensor) -> int:
 
 
 def _nbytes(self: Tensor) -> int:
+    """The bytes of all elements."""
     return self._array.nbytes  # type: ignore[no-any-return]
 
 
 def _is_cuda(self: Tensor) -> bool:
+    """Whether it lies on a GPU."""
     return self.device.type == "cuda"
 
 
 def _is_cpu(self: Tensor) -> bool:
+    """Whether it lies in the memory of the host."""
     return self.device.type == "cpu"
 
 
@@ -89,6 +92,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 
 def _is_sparse(self: Tensor) -> bool:
+    """False: there are no sparse tensors."""
     return False
 
 

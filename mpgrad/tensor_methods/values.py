@@ -100,7 +100,7 @@ def _contains(self: Tensor, value: Any) -> bool:
 
 
 def _format(self: Tensor, spec: str) -> str:
-    if self.ndim == 0 and spec:
+    if self.ndim == 0 and (spec or type(self) is Tensor):
         return format(item(self), spec)
     return object.__format__(self, spec)
 

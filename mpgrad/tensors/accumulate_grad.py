@@ -16,6 +16,7 @@ from mpgrad.graph.anomaly import origin
 from mpgrad.graph.grad_modes import is_inference_mode_enabled
 from mpgrad.graph.node import NATIVE, SEQUENCE_NR_MAX, InputMetadata, Node
 from mpgrad.tensors.assigned_grad import wanted_dtype
+from mpgrad.tensors.lent_versions import LentVersions
 from mpgrad.tensors.storage import adopt, adopt_in_layout, is_dense
 
 if TYPE_CHECKING:
@@ -82,6 +83,16 @@ class AccumulateGrad(Node):
         if existing._array.strides != variable._array.strides:
             _check_layout(existing._array, variable._array)
 
+    def begins(self) -> bool:
+        """Whether the leaf has no ``.grad`` yet, and accepts one."""
+        variable = self.variable
+        return (
+            variable._grad is None
+            and variable._grad_fn is None
+            and variable._requires_grad
+            and not getattr(variable, "_belongs_to_client", False)
+        )
+
     def check(self) -> None:
         """Raise if the gradient could not be added (a commit is all or none).
 
@@ -117,6 +128,8 @@ class AccumulateGrad(Node):
                 f"the gradient of a leaf lies on {expected.device}, but its .grad on "
                 f"{grad.device}: set that to None, or move it"
             )
+        if type(grad._version_counter) is LentVersions:
+            grad._version_counter.become_own()
         if not is_writable(grad._array):
             raise RuntimeError("a leaf's .grad is read-only, so that nothing can be added to it")
 

@@ -1,7 +1,7 @@
 """Gradients between the engine and user code: neither of them writes memory that the other keeps.
 
 ``lend`` makes the arguments of a Function's backward, ``own`` the arrays that the engine takes from
-user code. Both copy only memory that somebody else holds.
+user code. Both copy only memory that somebody else holds, ``lend`` only when user code changes it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.backends.array_proxies import ArrayProxy
-from mpgrad.devices.device_arrays import copied, is_on_gpu
+from mpgrad.devices.device_arrays import copied, is_array, is_on_gpu
 from mpgrad.shm.lease import Lease
+from mpgrad.tensors.lent_versions import LentVersions
 from mpgrad.tensors.storage import is_exclusive
 from mpgrad.tensors.tensor import Tensor
 
@@ -45,28 +46,29 @@ class _Loan:
 def lend(grads: list[Any]) -> list[Tensor | None]:
     """The gradients (arrays or None) as tensors for a user's rule; ``grads`` is emptied.
 
-    The rule may change a gradient that nobody else holds. Any other one is read-only, until it is
-    changed in place (see ``become_own``).
+    The rule may change a gradient that nobody else holds. Any other one moves to memory of its own
+    before it is changed in place (``LentVersions``). NumPy sees it read-only.
     """
     lent: list[Tensor | None] = []
     for nr in range(len(grads)):
         # Taken out of the list, so that this is the only reference if nobody else has one.
         array, grads[nr] = grads[nr], None
-        if array is None or is_on_gpu(array):
-            lent.append(None if array is None else Tensor(array))
-            continue
-        if type(array) is ArrayProxy:  # a copy: in another run something else may hold the array
-            lent.append(Tensor(array.copy()))
-            continue
-        array = np.asarray(array)
+        is_here = type(array) is np.ndarray
+        if not is_here:
+            if array is None:
+                lent.append(None)
+                continue
+            if type(array) is ArrayProxy:  # a copy: in another run something else may hold it
+                lent.append(Tensor(array.copy()))
+                continue
+            is_here = not is_on_gpu(array)
+            array = np.asarray(array) if is_here else array
         if is_exclusive(array):
             lent.append(Tensor(array))
             continue
-        original = array
-        if array.flags.writeable or not _has_no_other_view(array):
-            array = np.asarray(_Loan(array))
-        tensor = Tensor(array)
-        tensor._lent = original  # type: ignore[attr-defined]
+        counter = LentVersions(np.asarray(_Loan(array)) if is_here else array, array)
+        tensor = Tensor(counter.seen, version_counter=counter)
+        counter.add(tensor)
         lent.append(tensor)
     return lent
 
@@ -76,34 +78,13 @@ def take_back(lent: list[Tensor | None]) -> list[tuple[Array, Array]]:
     array."""
     found = []
     for tensor in lent:
-        if tensor is not None and "_lent" in vars(tensor):
-            found.append((tensor._array, tensor._lent))  # type: ignore[attr-defined]
+        counter = None if tensor is None else tensor._version_counter
+        if type(counter) is LentVersions:
+            if isinstance(counter.seen, np.ndarray):  # a GPU's array may be written all the same
+                found.append((counter.seen, counter.original))
             # User code may keep the tensor, which must not keep the gradient.
-            tensor._lent = None  # type: ignore[attr-defined]
+            counter.original = None
     return found
-
-
-def become_own(tensor: Tensor) -> bool:
-    """Copy a lent gradient to its own memory, because it is about to be changed in place.
-
-    Returns:
-        Whether it did; False for any other tensor, and if a view would keep the old memory.
-    """
-    if "_lent" not in vars(tensor):
-        return False
-    tensor._lent = None  # type: ignore[attr-defined]
-    if sys.getrefcount(tensor._array) - _COUNTED > 1 or not _has_no_other_view(tensor._array):
-        return False
-    tensor._array = tensor._array.copy()
-    del tensor._lent  # type: ignore[attr-defined]
-    return True
-
-
-def _has_no_other_view(array: Array) -> bool:
-    """Whether no other array lies in the memory of ``array``, which does not own it."""
-    if type(array.base) is not np.ndarray:
-        return array.base is not None
-    return sys.getrefcount(array.base) - _COUNTED <= 1
 
 
 def own(arrays: list[Any], count: int, untouched: Sequence[tuple[Any, Any]]) -> None:
@@ -147,9 +128,9 @@ def _is_only_in(arrays: list[Any], at: int) -> bool:
     """Whether ``arrays`` has the only reference to ``arrays[at]`` and to its memory."""
     if sys.getrefcount(arrays[at]) - _COUNTED > sum([other is arrays[at] for other in arrays]):
         return False
-    if type(arrays[at]) is not np.ndarray or arrays[at].base is None:
+    if not is_array(arrays[at]) or arrays[at].base is None:
         return True
-    if type(arrays[at].base) is not np.ndarray:
+    if type(arrays[at].base) is not type(arrays[at]):
         return type(arrays[at].base) is bytes
     if not (arrays[at].base.base is None or isinstance(arrays[at].base.base, Lease)):
         return False

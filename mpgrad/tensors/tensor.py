@@ -112,18 +112,22 @@ class Tensor(TensorMembers):
 
     @property
     def shape(self) -> Size:
+        """The length of each dimension."""
         return size_of(self._array.shape)
 
     @property
     def dtype(self) -> DType:
+        """The type of the elements."""
         return DTYPES[self._array.dtype]
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions."""
         return self._array.ndim
 
     @property
     def device(self) -> Device:
+        """Where it lies."""
         return device_of(self._array)
 
     @property
@@ -170,6 +174,7 @@ class Tensor(TensorMembers):
 
     @property
     def requires_grad(self) -> bool:
+        """Whether gradients are computed for it."""
         # A view requires grad as soon as its base does.
         return self._requires_grad or (self._view is not None and self._view.base._requires_grad)
 
@@ -216,6 +221,11 @@ class Tensor(TensorMembers):
                 ".retain_grad() on the non-leaf Tensor if you want it.",
                 UserWarning,
                 stacklevel=2,
+            )
+        if self._grad is None and getattr(self, "_belongs_to_client", False):
+            raise RuntimeError(
+                "the .grad of a tensor of the calling process is read on a worker, which does not "
+                'have it. Set run_on = "client" on the Function'
             )
         return self._grad
 
@@ -366,7 +376,7 @@ def gradient_metadata(tensor: Tensor) -> InputMetadata:
 
 
 #: Made for each operand, without the Python code of ``Edge.__new__``.
-_edge: Callable[[tuple[Node, int]], Edge] = functools.partial(tuple.__new__, Edge)
+new_edge: Callable[[tuple[Node, int]], Edge] = functools.partial(tuple.__new__, Edge)
 
 
 def gradient_edge(tensor: Tensor) -> Edge:
@@ -375,9 +385,9 @@ def gradient_edge(tensor: Tensor) -> Edge:
         tensor._view.refresh(tensor)
     node = tensor._grad_fn
     if node is not None:
-        return _edge((node, tensor._output_nr))
+        return new_edge((node, tensor._output_nr))
     known = tensor._accumulator
-    return _edge(((known and known()) or _new_accumulator(tensor), 0))
+    return new_edge(((known and known()) or _new_accumulator(tensor), 0))
 
 
 #: Held so that two threads that use a leaf for the first time get the same AccumulateGrad.

@@ -13,6 +13,7 @@ import numpy as np
 
 from mpgrad.devices.device_arrays import address
 from mpgrad.graph.grad_modes import enable_grad, is_grad_enabled, is_inference_mode_enabled
+from mpgrad.tensors.lent_versions import LentVersions
 from mpgrad.tensors.storage import INFERENCE
 
 if TYPE_CHECKING:
@@ -109,6 +110,10 @@ class View:
                 raise RuntimeError("a view that a custom Function returned cannot be made again")
             yield view.operator, view.attributes
 
+    def array_in(self, base: Any) -> Any:
+        """The array of this view, if ``base`` were the array of its base."""
+        return _namespace_for(base).take_view(base, self.steps())
+
     def refresh(self, tensor: Tensor) -> None:
         """Update the history of ``tensor``, whose view this is.
 
@@ -147,7 +152,7 @@ class View:
         if not getattr(base, "_was_reshaped", False):
             return
         try:
-            found = _namespace_for(base._array).take_view(base._array, self.steps())
+            found = self.array_in(base._array)
         except (IndexError, ValueError):
             found = None
         if found is None or _place(found) != _place(tensor._array):
@@ -214,6 +219,8 @@ def share_memory(
             tensor._version_counter = counter
             if counter is not INFERENCE:  # without versions and history there is nothing to update
                 tensor._view = View(base, parent, operator, attributes, creation)
+            if type(counter) is LentVersions:
+                counter.add(tensor)
 
 
 def view_without_steps(source: Tensor) -> View:

@@ -11,7 +11,7 @@ import msgspec
 
 from mpgrad.errors import ProtocolError
 
-HOSTS_PROTOCOL = 1
+HOSTS_PROTOCOL = 2
 
 #: No head is longer.
 HEAD_BYTES_MAX = 1024 * 1024
@@ -108,6 +108,12 @@ class Call(_Head, frozen=True, array_like=True, tag=11):
     #: The value that the result becomes, and the reference of the sender; -1 for a plain call.
     value: tuple[int, int] = (-1, -1)
     fork: tuple[int, int] = (-1, -1)
+    #: The autograd context that it belongs to, and its number as a message with tensors that
+    #: require grad; -1 for none.
+    context: int = -1
+    message: int = -1
+    #: The next sequence number of the caller: the callee counts on from it.
+    sequence_nr: int = 0
 
 
 class CallEnded(_Head, frozen=True, array_like=True, tag=12):
@@ -115,6 +121,9 @@ class CallEnded(_Head, frozen=True, array_like=True, tag=12):
 
     number: int
     is_error: bool
+    #: As in Call; the caller counts on from the callee's number.
+    message: int = -1
+    sequence_nr: int = 0
 
 
 class ForkHeld(_Head, frozen=True, array_like=True, tag=13):
@@ -137,7 +146,97 @@ class ForkConfirmed(_Head, frozen=True, array_like=True, tag=15):
     fork: tuple[int, int]
 
 
-RpcMessage: TypeAlias = RpcReady | Call | CallEnded | ForkHeld | ForkReleased | ForkConfirmed
+class _OfBackward(_Head, frozen=True, array_like=True):
+    """Belongs to one backward: that of its context which rank ``root`` called as its ``number``."""
+
+    context: int
+    root: int
+    number: int
+
+
+class AskMarks(_OfBackward, frozen=True, array_like=True, tag=16):
+    """These slots of messages that the receiver has sent will get gradients: (message, slot)."""
+
+    question: int
+    slots: tuple[tuple[int, int], ...]
+
+
+class AnswerMarks(_OfBackward, frozen=True, array_like=True, tag=17):
+    """All that a question of the receiver leads to is marked; the hosts that it has reached.
+
+    These slots of the receiver's messages will get gradients, too.
+    """
+
+    question: int
+    hosts: tuple[int, ...]
+    slots: tuple[tuple[int, int], ...]
+
+
+class BeginPart(_OfBackward, frozen=True, array_like=True, tag=18):
+    """All marks are final: the receiver runs its part."""
+
+    keep_graph: bool
+    #: Only the gradients of some tensors of the root count.
+    is_partial: bool
+
+
+class Gradients(_OfBackward, frozen=True, array_like=True, tag=19):
+    """The gradients of a message that the receiver has sent; their pickle and arrays follow."""
+
+    message: int
+    keep_graph: bool
+    is_smart: bool
+    is_partial: bool
+
+
+class PartState(_OfBackward, frozen=True, array_like=True, tag=20):
+    """The sender's part waits for the gradients of a message, or is done."""
+
+    report: int
+    waits_for: int
+    #: What the message was, in words.
+    what: str
+    #: (rank, how many gradients).
+    sent: tuple[tuple[int, int], ...]
+    received: tuple[tuple[int, int], ...]
+
+
+class PartError(_OfBackward, frozen=True, array_like=True, tag=21):
+    """The sender's part has failed; its error follows."""
+
+
+class Conclusion(_OfBackward, frozen=True, array_like=True, tag=22):
+    """All parts are done, and their gradients count; or none does."""
+
+    commits: bool
+
+
+class ConclusionRead(_OfBackward, frozen=True, array_like=True, tag=23):
+    """The gradients of the sender's part are in its context."""
+
+
+class ContextReleased(_Head, frozen=True, array_like=True, tag=24):
+    """An autograd context is no more: it was left, or a rank (-1: none) that it spans is lost."""
+
+    context: int
+    lost: int = -1
+    cause: str = ""
+
+
+BackwardMessage: TypeAlias = (
+    AskMarks
+    | AnswerMarks
+    | BeginPart
+    | Gradients
+    | PartState
+    | PartError
+    | Conclusion
+    | ConclusionRead
+    | ContextReleased
+)
+RpcMessage: TypeAlias = (
+    RpcReady | Call | CallEnded | ForkHeld | ForkReleased | ForkConfirmed | BackwardMessage
+)
 HostMessage: TypeAlias = (
     Join
     | Roster

@@ -15,8 +15,9 @@ from mpgrad.errors import ProtocolError
 from mpgrad.wire.remote_error import decode_error
 
 STDOUT, STDERR, LOG, WARNING = "stdout", "stderr", "log", "warning"
-#: For the engine: what a Function got and gave, and what it changed on its ctx.
-RUN, CHANGED = "run", "changed"
+#: For the engine: what a Function got and gave, what one got that failed, and what one changed on
+#: its ctx.
+RUN, FAILED, CHANGED = "run", "failed", "changed"
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -58,7 +59,7 @@ class Content(msgspec.Struct, frozen=True, array_like=True):
 
 class FunctionRun(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """What a Function got and gave: the number of its Node in its graph, which gradients were
-    wanted, those that flowed in, and what backward returned."""
+    wanted, those that flowed in, and what backward returned (nothing if it failed)."""
 
     node: int
     needs: tuple[bool, ...]
@@ -94,7 +95,7 @@ T = TypeVar("T", FunctionRun, ContextChanged)
 
 
 def decode_as(data: bytes, kind: type[T]) -> T:
-    """What came with the kind RUN or CHANGED.
+    """What came with the kind RUN, FAILED or CHANGED.
 
     Raises:
         ProtocolError: it is something else.

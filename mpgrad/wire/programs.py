@@ -1,8 +1,8 @@
 """The payload of a NodeTask: the rules, their saved arrays, and how the Nodes are connected.
 
-The client writes it into its arena and the worker reads it there; the coordinator passes on the
-offset and never looks. Arrays are exact: strides are sent too, because NumPy and BLAS may round
-differently for another memory layout.
+The client writes it into its arena and the worker reads it there, or it travels inside the messages
+if it is short; the coordinator passes it on and never looks. Arrays are exact: strides are sent,
+too, because NumPy and BLAS may round differently for another memory layout.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class FunctionRule(msgspec.Struct, frozen=True, array_like=True, tag=1):
     node: int = -1
     #: Whether the worker sends a FunctionRun with the arguments and the results.
     is_told: bool = False
+    #: Whether it sends one with the arguments if the Function fails.
+    tells_failure: bool = False
 
 
 class CaptureRule(msgspec.Struct, frozen=True, array_like=True, tag=2):

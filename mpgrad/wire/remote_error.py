@@ -15,6 +15,8 @@ from typing import Any
 import cloudpickle
 import msgspec
 
+from mpgrad.base import config
+from mpgrad.base.user_frames import format_without_ours
 from mpgrad.errors import ProtocolError, RemoteTraceback, add_note
 
 #: The maximum length of an exception's pickled arguments and attributes (longer ones are omitted),
@@ -35,12 +37,15 @@ class RemoteError(msgspec.Struct, frozen=True, array_like=True):
     cls: bytes
     #: The node and the worker.
     where: str
+    #: The traceback without the frames of mpgrad; empty if it has none.
+    short: str = ""
 
 
 def encode_error(error: BaseException, where: str) -> bytes:
     """Encode ``error``; ``where`` names the node and the worker."""
     kind = type(error)
     text = "".join(traceback.format_exception(error))
+    short = format_without_ours(error)
     try:
         # The builtin class has state outside __dict__ (OSError its file name).
         reduced: Any = _builtin_base(kind).__reduce__(error)
@@ -62,12 +67,13 @@ def encode_error(error: BaseException, where: str) -> bytes:
             state,
             by_value,
             where,
+            "" if short == text else _shortened(short),
         )
     )
 
 
 def decode_error(data: bytes, *, with_traceback: bool = True) -> BaseException:
-    """The exception, with the remote traceback as its cause.
+    """The exception, with the remote traceback as its cause (``MPGRAD_TRACEBACK``).
 
     If it cannot be read, the result is a ProtocolError (returned, not raised).
     """
@@ -78,7 +84,9 @@ def decode_error(data: bytes, *, with_traceback: bool = True) -> BaseException:
     error = _rebuild(remote)
     if with_traceback:
         add_note(error, f"raised in {remote.where}")
-        object.__setattr__(error, "__cause__", RemoteTraceback(remote.traceback))
+        is_full = not remote.short or config.traceback() == "full"
+        text = remote.traceback if is_full else remote.short
+        object.__setattr__(error, "__cause__", RemoteTraceback(text))
     return error
 
 

@@ -59,6 +59,8 @@ class CoordinatorSetup(msgspec.Struct, frozen=True):
     #: Inherited end of a pipe. The client closes the other end if it is replaced by another
     #: program (``os.execv``), which its pidfd does not show.
     lifeline_fd: int = -1
+    #: The processors that each CPU worker is bound to, by slot; empty: none is.
+    cpus_of_workers: tuple[tuple[int, ...], ...] = ()
 
 
 class WorkerSetup(msgspec.Struct, frozen=True):
@@ -73,11 +75,15 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     board_fd: int
     slot: int
     environment: bytes
+    #: Where it writes its Python stack at a fault (SIGSEGV and the like).
+    stack_fd: int
     #: Number of its GPU, or -1; then also the number of the memory that it exports, and the
     #: DeviceBoard.
     device: int = -1
     device_arena: int = -1
     device_board_fd: int = -1
+    #: The processors that it is bound to; empty: all that the coordinator may use.
+    cpus: tuple[int, ...] = ()
 
 
 T = TypeVar("T", CoordinatorSetup, WorkerSetup)

@@ -82,6 +82,20 @@ def capture_surroundings() -> bytes:
     return data
 
 
+def what_cannot_travel() -> str:
+    """What user code has set here and no other process can have, in words; empty: nothing."""
+    if not {"call", "log"}.isdisjoint(np.geterr().values()):
+        return "what NumPy calls for floating-point errors (np.seterrcall)"
+    if any(np.get_printoptions().get(name) for name in _FUNCTIONS):
+        return "the functions that NumPy prints by (np.set_printoptions)"
+    decimal = sys.modules.get("decimal")
+    if decimal is not None and (
+        _decimal_context(*decimal.DefaultContext.__reduce__()[1]) != _FRESH_DECIMAL
+    ):
+        return "decimal.DefaultContext"
+    return ""
+
+
 def name_of_change(before: bytes, now: bytes) -> str:
     """The name of a difference between two results of ``capture_surroundings``; empty if there is
     none. A module that was imported in between and has its initial settings is no difference.

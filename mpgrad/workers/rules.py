@@ -20,6 +20,7 @@ from mpgrad.shipping.attributes import changed_containers, containers_in, pack_a
 from mpgrad.shipping.loading import Loaded, establish, load_all, load_attributes
 from mpgrad.wire.output_record import (
     CHANGED,
+    FAILED,
     RUN,
     ContextChanged,
     FunctionRun,
@@ -37,6 +38,7 @@ from mpgrad.wire.programs import (
     decode_wiring,
 )
 from mpgrad.workers.executor import Apply, NodeStep
+from mpgrad.workers.random_draws import RandomDraws
 from mpgrad.workers.worker_memory import WorkerMemory
 
 #: The versions of user code that stay loaded, and their bytes.
@@ -47,6 +49,13 @@ WIRINGS_MAX = 32_768
 DESCRIPTIONS_MAX = 1024
 #: The number of decoded plain values that are kept, and their maximum length.
 PLAINS_MAX, PLAIN_BYTES_MAX = 1024, 256
+
+
+_DRAWN = (
+    "{0} has used the random numbers of {1} on a worker, where they are not those of the calling "
+    'process. Set run_on = "client" on {0} (run_on = "worker" if any will do), or draw from a '
+    "generator that it seeds itself"
+)
 
 
 class Rules:
@@ -96,12 +105,23 @@ class Rules:
                 establish(loaded.settings)
             context = self._context(rule, loaded.held)
             ctx = context.rebuild(loaded.function)
-            # No other object refers to the containers, unless the class sets ``run_on``: then it
-            # promises that the client does not need their changes.
-            watched = {} if loaded.function.run_on else containers_in(context.attributes)
+            # A class that sets ``run_on`` promises that its result depends on nothing else, and
+            # that the client does not need what it changes on ctx.
+            is_promised = loaded.function.run_on is not None
+            # No other object refers to the containers.
+            watched = {} if is_promised else containers_in(context.attributes)
+            draws = None if is_promised else RandomDraws()
             # The contents are copied now, because backward may change them in place.
-            inputs = tuple(map(content_of, grads)) if rule.is_told else ()
-            results = run_function_backward(loaded.function, ctx, grads, needs)
+            is_heard = rule.is_told or rule.tells_failure
+            inputs = tuple(map(content_of, grads)) if is_heard else ()
+            try:
+                results = run_function_backward(loaded.function, ctx, grads, needs)
+            except Exception:
+                if rule.tells_failure:
+                    self._tell(FAILED, FunctionRun(rule.node, tuple(needs), inputs, ()))
+                raise
+            if draws is not None and (source := draws.source()):
+                raise RuntimeError(_DRAWN.format(loaded.function.__qualname__, source))
             if rule.is_told:
                 outputs = tuple(map(content_of, results))
                 self._tell(RUN, FunctionRun(rule.node, tuple(needs), inputs, outputs))

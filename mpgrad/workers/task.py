@@ -87,7 +87,7 @@ class TaskRunner:
         steps: list[NodeStep] = []
         publication: Publication | None = None
         try:
-            program = decode_program(self._memory.read_bytes(*dispatch.payload))
+            program = decode_program(dispatch.program or self._memory.read_bytes(*dispatch.payload))
             self.has_run_function = bool(program.surroundings)
             steps = [self._rules.step(node) for node in program.nodes]
             if program.checks_nan:

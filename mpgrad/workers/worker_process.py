@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
@@ -40,6 +41,8 @@ def main(descriptor: int, load_tensors: Callable[[], None]) -> None:
         sys.exit(1)
     if os.getppid() != setup.coordinator_pid:
         sys.exit(1)  # the coordinator died before the kernel could bind this process to it
+    _bind(setup)  # before anything is loaded: a page lies near the processor that touches it first
+    report_faults(setup.stack_fd)
     environment = restore_environment(setup.environment)
     sys.breakpointhook = _no_breakpoint
     load_tensors()
@@ -54,6 +57,17 @@ def main(descriptor: int, load_tensors: Callable[[], None]) -> None:
         who = f"worker {setup.peer} (pid {os.getpid()})"
         say(f"{who} met an internal error: {error}")
         raise
+
+
+def _bind(setup: WorkerSetup) -> None:
+    """Let this process and its threads run on the processors of the setup only."""
+    if not setup.cpus:
+        return
+    try:
+        os.sched_setaffinity(0, setup.cpus)
+    except OSError as error:  # they have been taken from this group of processes since then
+        numbers = ", ".join(map(str, setup.cpus))
+        say(f"worker {setup.peer} is not bound to processor {numbers}: {error.strerror}")
 
 
 def _worker(setup: WorkerSetup, environment: WorkerEnvironment) -> Worker:
@@ -72,6 +86,14 @@ def die_with_parent() -> None:
     The coordinator starts workers from its main thread, which lives as long as the process.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def report_faults(descriptor: int) -> None:
+    """Write the Python stack there if a fault ends this process; its parent reads it then."""
+    os.set_inheritable(descriptor, False)
+    faulthandler.enable(descriptor, all_threads=False)
+    # A process that user code forks here is not the worker.
+    os.register_at_fork(after_in_child=faulthandler.disable)
 
 
 def let_others_wake_up() -> None:

@@ -33,9 +33,10 @@ def tree(file: str) -> ast.Module:
     return ast.parse((PACKAGE / file).read_text(), file)
 
 
-def imports(file: str) -> Iterator[Import]:
+@cache
+def imports(file: str) -> tuple[Import, ...]:
     """All imports of ``file``: at its top, inside functions, and by constant name."""
-    yield from _imports(file, tree(file), False)
+    return tuple(_imports(file, tree(file), False))
 
 
 def _imports(file: str, node: ast.AST, type_checking: bool) -> Iterator[Import]:
@@ -67,6 +68,7 @@ def _is_import_by_name(node: ast.AST) -> bool:
     )
 
 
+@cache
 def file_of(module: str) -> str | None:
     """The package's file that ``mpgrad.a.b`` or ``mpgrad.a.b.name`` is in; None for others."""
     parts = module.split(".")

@@ -39,6 +39,8 @@ def test_defaults() -> None:
         (config.SHM_LIMIT, "4G", 4 * 2**30),
         (config.SHM_LIMIT, "1.5 MiB", 3 * 2**19),
         (config.DEBUG, "2", 2),
+        (config.TRACEBACK, "Full", "full"),
+        (config.POST_MORTEM, "1", True),
         (config.TEST_HOOK, "tests.hooks:hook", "tests.hooks:hook"),
         (config.CUDA_DRIVER, "CuPy", "mpgrad.devices.cuda_cupy:CupyDriver"),
         (config.CUDA_DRIVER, "drivers.of_mine:Mine", "drivers.of_mine:Mine"),
@@ -129,4 +131,4 @@ def test_default_workers(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
-    assert config.default_cpu_workers() == expected
+    assert machine.available_cpus() == expected

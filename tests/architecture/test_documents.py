@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 #: Where a path that stands in a text begins.
 BEGINNINGS = (ROOT, ROOT / "mpgrad", ROOT / "mpgrad" / "autograd")
 
@@ -23,6 +23,36 @@ def test_files_that_are_named_exist(document: Path) -> None:
     paths = [p for p in PATH.findall(text) if not any((at / p).exists() for at in BEGINNINGS)]
     links = [link for link in LINK.findall(text) if not (document.parent / link).exists()]
     assert paths + links == []
+
+
+#: A line in a list of pages of the site.
+LISTED = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
+INCLUDED = re.compile(r"```\{(?:include|literalinclude)\} (\S+)")
+
+
+def test_every_page_is_in_the_site_and_what_it_includes_exists() -> None:
+    pages = set((ROOT / "docs").glob("**/*.md"))
+    listed, included = {ROOT / "docs" / "index.md"}, set()
+    for page in pages:
+        text = page.read_text()
+        for names in LISTED.findall(text):
+            for name in names.split("\n"):
+                if name and not name.startswith(":"):
+                    listed.add((page.parent / f"{name}.md").resolve())
+        included |= {(page.parent / name).resolve() for name in INCLUDED.findall(text)}
+    listed.discard(ROOT / "docs" / "api" / "index.md")  # written when the site is built
+    assert listed == pages
+    assert [path for path in included if not path.exists()] == []
+
+
+def test_every_example_is_in_the_gallery() -> None:
+    shown = (ROOT / "docs" / "gallery.md").read_text()
+    missing = [
+        path.name
+        for path in (ROOT / "examples").glob("*.py")
+        if f"outputs/{path.stem}.txt" not in shown
+    ]
+    assert missing == []
 
 
 def test_the_readme_counts_the_rows_as_the_table_does() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import subprocess
 import sys
@@ -26,6 +27,31 @@ def run_python(source: str) -> str:
 def test_every_public_name_resolves(name: str) -> None:
     assert getattr(mpgrad, name) is not None
     assert name in dir(mpgrad)
+
+
+#: Modules of which users know the names.
+MODULES = [
+    mpgrad.autograd, mpgrad.cuda, mpgrad.data, mpgrad.distributed, mpgrad.distributions, mpgrad.fft,
+    mpgrad.func, mpgrad.linalg, mpgrad.nn, mpgrad.nn.functional, mpgrad.optim, mpgrad.profiler,
+    mpgrad.special, mpgrad,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_what_users_call_has_a_docstring(module) -> None:
+    public = {name: getattr(module, name) for name in module.__all__}
+    without = [
+        name
+        for name, value in public.items()
+        if callable(value) and not (value.__doc__ or "").strip()
+    ]
+    assert without == []
+
+
+def test_everything_of_a_tensor_has_a_docstring() -> None:
+    names = [name for name in dir(mpgrad.Tensor) if not name.startswith("_")]
+    without = [name for name in names if not inspect.getdoc(getattr(mpgrad.Tensor, name))]
+    assert without == []
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

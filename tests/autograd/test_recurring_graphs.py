@@ -302,6 +302,7 @@ def test_a_logger_that_listens_is_a_difference(caplog: pytest.LogCaptureFixture)
     assert _simple().spec is first.spec
 
 
+@pytest.mark.slow
 def test_random_programs_get_their_own_tables() -> None:
     for seed in [*range(60), *range(60)]:
         program = random_program(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import importlib
 import itertools
@@ -10,12 +11,14 @@ import subprocess
 import sys
 import textwrap
 import types
+from importlib.machinery import EXTENSION_SUFFIXES
 
 import cloudpickle
 import numpy as np
 import pytest
 from scipy import sparse
 
+import mpgrad as mg
 from mpgrad.autograd.function import Function, FunctionContext, run_function_backward
 from mpgrad.graph.node import InputMetadata
 from mpgrad.shipping import decision as shipping
@@ -391,6 +394,45 @@ IMPURE = {
     "getenv by name": ("value = float(getenv('S', '1'))", "from os import getenv", "one process"),
     "mpgrad random": ("value = mg.rand(1).item()", "", "belongs to one process"),
     "hash": ("value = float(hash('a'))", "", "hash()"),
+    "annotations": ("value = len(helper.__annotations__)", "def helper(x: int): pass", "otherwise"),
+    "type hints": ("value = len(typing.get_type_hints(print))", "import typing", "one process"),
+    "hash of a text": ("value = 'a'.__hash__()", "", "uses .__hash__ of an unknown object"),
+    "attribute by a method": ("ctx.__setattr__('n', 1)\nvalue = 1", "", "uses .__setattr__ of"),
+    "memory of an array": ("value = W.flags.owndata", "W = np.ones(2)", "may see otherwise"),
+    "size of an object": ("value = sys.getsizeof(ctx)", "import sys", "belongs to one process"),
+    "a stream's properties": ("value = len(sys.stdout.encoding)", "import sys", "one process"),
+    "drawn sample": (
+        "value = statistics.NormalDist().samples(1)[0]",
+        "import statistics",
+        ".samples of an unknown object",
+    ),
+    "drawn initial values": ("value = mg.nn.init.normal_(grad)", "", "belongs to one process"),
+    "setting of products": ("value = len(mg.get_float32_matmul_precision())", "", "one process"),
+    "keys of two dictionaries": (
+        "keys = {'a': 1, 'b': 2}.keys()\nvalue = len([*(keys & {'a': 1}.keys())])",
+        "",
+        "makes a set, whose order",
+    ),
+    "set of a tuple": ("value = len([*{*NAMES}])", "NAMES = ('a', 'b')", "makes a set, whose"),
+    "union": ("value = len([*ONE.union('ab')])", "ONE = frozenset([1])", "makes a set, whose"),
+    "dataclass that says how it is pickled": (
+        "value = BOX.v",
+        "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Box:\n    v: float = 1.0\n"
+        "    def __getstate__(self): return {'v': 2.0}\nBOX = Box()",
+        "`BOX`, a Box",
+    ),
+    "identity of an array": ("value = ctx.w is W", "W = np.ones(1)", "compares `W` by `is`"),
+    "hook of an abstract class": (
+        "value = isinstance(1.0, Kind)",
+        "import abc\nclass Kind(abc.ABC):\n    @classmethod\n"
+        "    def __subclasshook__(cls, other): return True",
+        "Kind.__subclasshook__() is asked once in each process",
+    ),
+    "user class of an abstract class": (
+        "value = isinstance(1.0, Sized)",
+        "from collections.abc import Sized\nclass Mine: pass\nSized.register(Mine)",
+        "Sized.register(Mine) was called here",
+    ),
     "missing closure value": (
         "value = helper()",
         "def make():\n    def f(): return late\n    if False: late = 1.0\n    return f\n"
@@ -486,7 +528,8 @@ class TestArrays:
     @pytest.mark.parametrize("order", ["C", "F"])
     def test_a_worker_has_the_layout_and_cannot_write(self, custom, order):
         module = custom(
-            f"assert W.flags.{order.lower()}_contiguous and not W.flags.writeable\nvalue = W[1, 0]",
+            f"assert W.flags.{order.lower()}_contiguous and not W.flags['WRITEABLE']\n"
+            "value = W[1, 0]",
             f"W = np.array([[1.0, 2.0], [3.0, 4.0]], order={order!r})",
         )
         assert on_worker(module.Custom) == [3.0, 3.0]
@@ -495,6 +538,81 @@ class TestArrays:
         module = custom("w = W\nw += 1\nvalue = w[0]", "W = np.ones(1)")
         with pytest.raises(ValueError, match="read-only"):
             on_worker(module.Custom)
+
+
+_FROZEN = (
+    "import dataclasses\n@dataclasses.dataclass(frozen=True{})\nclass Box:\n    v: float = 2.0\n"
+)
+
+#: What is read, from what, and a change that leaves all names as they are.
+UNNAMED_CHANGES = {
+    "field": (
+        "value = BOX.v",
+        f"{_FROZEN.format('')}BOX = Box()",
+        lambda user: object.__setattr__(user.BOX, "v", 3.0),
+    ),
+    "slot": (
+        "value = BOX.v",
+        f"{_FROZEN.format(', slots=True')}BOX = Box()",
+        lambda user: object.__setattr__(user.BOX, "v", 3.0),
+    ),
+    "default of a named tuple": (
+        "value = Point().x",
+        "import collections\nPoint = collections.namedtuple('Point', 'x', defaults=(2.0,))",
+        lambda user: setattr(user.Point.__new__, "__defaults__", (3.0,)),
+    ),
+    "value of an enum member": (
+        "value = Kind.A.value",
+        "class Kind(enum.Enum):\n    A = 2.0",
+        lambda user: setattr(user.Kind.A, "_value_", 3.0),
+    ),
+    "registered class": (
+        "value = 2.0 + isinstance(1.0, Kind)",
+        "import abc\nclass Kind(abc.ABC): pass",
+        lambda user: user.Kind.register(float),
+    ),
+    "name of a function": (
+        "value = float(len(helper.__name__))",
+        "def helper(): pass",
+        lambda user: setattr(user.helper, "__name__", "no"),
+    ),
+    "words of a class": (
+        "value = float(len(Box.__doc__))",
+        "class Box:\n    'words'",
+        lambda user: setattr(user.Box, "__doc__", "no"),
+    ),
+    "shape of an array": (
+        "value = float(W.ndim)",
+        "W = np.ones(4)",
+        lambda user: setattr(user.W, "shape", (2, 2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNNAMED_CHANGES)
+def test_a_change_without_a_name_is_seen(custom, case):
+    body, names, change = UNNAMED_CHANGES[case]
+    module = custom(body, names)
+    before = on_worker(module.Custom)
+    change(module)
+    assert on_worker(module.Custom) == gradient(module.Custom) != before
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "body", "message"),
+    [
+        (builtins, "abs", "value = abs(-2.0)", "the builtin `abs`, which was put there"),
+        (builtins, "added", "value = added(2.0)", "the builtin `added`, which was put there"),
+        (mg.Tensor, "sinh", "value = grad.sinh().numpy()", "Tensor.sinh was replaced here"),
+    ],
+)
+def test_what_user_code_puts_in_place_of_ours(custom, monkeypatch, owner, name, body, message):
+    cls = custom(body).Custom
+    assert decide(cls).run_on == "worker"
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, lambda x: x, raising=False)
+        assert message in decide(cls).reason
+    assert decide(cls).run_on == "worker"
 
 
 class TestImpure:
@@ -506,6 +624,12 @@ class TestImpure:
         assert decision.code is None
         assert message in decision.reason
         assert 'run_on = "worker"' in decision.reason
+
+    def test_compiled_code_of_the_user(self, user_module, custom):
+        compiled = user_module("def f(): return 1.0")
+        compiled.__file__ = f"{compiled.__name__}{EXTENSION_SUFFIXES[0]}"
+        decision = decide(custom("value = m.f()", f"import {compiled.__name__} as m").Custom)
+        assert f"it uses {compiled.__name__}, compiled code" in decision.reason
 
     def test_mutable_class_attribute(self, custom):
         decision = decide(custom("value = Custom.cache[0]", members="cache = [1.0]").Custom)

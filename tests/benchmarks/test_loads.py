@@ -10,7 +10,7 @@ from benchmarks import cli, loads
 from benchmarks.comparison import changes
 from benchmarks.document import document
 from benchmarks.gil_work import spin
-from benchmarks.loads import ALONE, Load, alone, loops_for
+from benchmarks.loads import ALONE, Load, alone, in_a_sample, loops_for
 from benchmarks.plots import speed_up_lines
 from benchmarks.report import Run, as_json
 from benchmarks.rounds import Case, CaseResult, Contender, Effort, Point, Target, measure
@@ -62,6 +62,23 @@ def test_the_row_of_the_loops_runs_those_of_all_branches(monkeypatch):
     assert row.name == ALONE
     assert row.sample() >= 0.0
     assert ran == [7] * 4
+
+
+def test_loops_are_counted_as_a_sample_runs_them(monkeypatch):
+    ran = []
+    monkeypatch.setattr(loads, "spin", lambda loops: ran.append(loops) or spin(1))
+    assert in_a_sample(branches=4, repeats=2)(7) >= 0.0
+    assert ran == [7] * 4 * 3  # one sample is averaged over two runs, after one that is not counted
+
+
+def test_a_count_that_is_nearly_right_is_refined():
+    class Cold(Processor):
+        """The first loops take 8 % less time than all later ones."""
+
+        def seconds(self, loops):
+            return super().seconds(loops) * (0.92 if self.slow > -1 - loads._TRIES else 1.0)
+
+    assert loops_for(2.0, Cold().seconds) == 50_000
 
 
 @pytest.mark.parametrize(

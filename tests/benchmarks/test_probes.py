@@ -11,6 +11,7 @@ import pytest
 
 import mpgrad as mg
 from benchmarks.fresh import call
+from benchmarks.probes.hops import timeline
 from benchmarks.probes.live_bytes import peak_live_bytes
 from benchmarks.residual_network import resnet18
 from benchmarks.rounds import Effort, WrongGradient, measure
@@ -101,6 +102,7 @@ def calls(monkeypatch):
     return made
 
 
+@pytest.mark.slow
 def test_sizes_that_would_take_too_long_are_left_out(calls):
     results = {case.name: measure(case, Effort()) for case in scale.cases(False)}
     assert ("process", "chain", 100_000) in calls
@@ -113,6 +115,7 @@ def test_sizes_that_would_take_too_long_are_left_out(calls):
     assert len([c for c in calls if c == ("process", "chain", 100_000)]) == 1, "measured once"
 
 
+@pytest.mark.slow
 def test_scale_compares_gradients(calls, monkeypatch):
     def wrong(_, who, shape, nodes):
         return samples_by(who, 1e-9, gradient=[1.0 if who == "local" else 2.0])
@@ -128,3 +131,43 @@ def test_the_networks_are_those_of_the_papers():
     for is_small, expected in ((False, 11_689_512), (True, 11_173_962)):
         model = resnet18(mg, is_small=is_small)
         assert sum(parameter.numel() for parameter in model.parameters()) == expected
+
+
+def test_a_backward_is_cut_where_the_next_process_begins():
+    client = [
+        ("execute begins", 1.0),
+        ("client sends GraphSubmitted 9", 3.0),
+        ("client woken", 30.0),
+    ]
+    client += [("execute ends", 33.0), ("end", 34.0)]
+    coordinator = [("coordinator gets GraphSubmitted", 5.0)]
+    coordinator += [("coordinator sends DispatchNodeTask 9", 6.0)] * 2
+    coordinator += [("coordinator gets NodeTaskDone", at) for at in (20.0, 25.0)]
+    coordinator += [("coordinator sends CompleteGraph 9", 26.0)]
+    fast = [("worker woken", 7.0), ("rule begins", 8.0), ("rule ends", 17.0)]
+    fast += [("worker sends NodeTaskDone 9", 18.0)]
+    slow = [("worker woken", 8.0), ("rule begins", 10.0), ("rule ends", 13.0)]
+    slow += [("rule begins", 14.0), ("rule ends", 22.0), ("worker sends NodeTaskDone 9", 23.0)]
+    rows = timeline([client, coordinator, fast, slow], 0.0, 34.0)
+    assert rows is not None
+    *hops, total, rules, fixed = [round(us / 1e6) for us in rows.values()]
+    assert hops == [1, 2, 2, 1, 2, 2, 12, 1, 2, 1, 4, 3, 1], "the worker that ends last counts"
+    assert (total, rules, fixed) == (34, 11, 23)
+    assert sum(hops) == total
+    assert timeline([client, coordinator, [], []], 0.0, 34.0) is None, "no worker was needed"
+
+
+@pytest.mark.long
+@pytest.mark.process
+def test_the_hops_of_a_backward_are_found_in_all_processes():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.probes.hops", "--milliseconds=0", "--backwards=4"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {line[:45].strip(): line[45:].split() for line in done.stdout.splitlines()}
+    assert [float(figure) > 0 for figure in rows["coordinator -> worker"]] == [True, True]
+    assert [float(figure) >= 4 for figure in rows["messages"]] == [True, True]

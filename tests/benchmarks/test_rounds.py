@@ -144,6 +144,7 @@ def test_nothing_is_renewed_where_all_happens_in_this_process():
     assert Effort().renewals_of(case) == frozenset()
 
 
+@pytest.mark.slow
 def test_what_somebody_has_frozen_stays_so():
     case = Case("case", [contender("a", [1.0])], (), 1)
     assert gc.get_freeze_count() > 0  # see conftest

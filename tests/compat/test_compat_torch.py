@@ -46,6 +46,7 @@ def run(folder: Path, source: str, *arguments: str) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.slow
 def test_a_program_for_torch_runs_unchanged(tmp_path: Path) -> None:
     done = run(tmp_path, PROGRAM, "--epochs", "3")
     assert (done.returncode, done.stderr) == (0, "")
@@ -63,6 +64,7 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     assert "cannot read" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "error"),
     [

@@ -6,7 +6,7 @@ import copy
 import functools
 import pickle
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -252,6 +252,42 @@ def test_gradients_accumulate_in_place(gpus: str) -> None:
     y = x.clone()
     (y + y + y * y).sum().backward()
     assert first.tolist() == [9, 9, 9]
+
+
+class Changes(mg.Function):
+    """Changes its gradient in place, and keeps it."""
+
+    kept: ClassVar[list[mg.Tensor]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        return x.detach() * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        Changes.kept.append(grad)
+        grad.view(-1)[1:].mul_(2)
+        grad[0].add_(1)
+        return grad
+
+
+class Keeps(Changes):
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        Changes.kept.append(grad)
+        return grad.view(grad.shape)
+
+
+def test_a_gradient_that_others_have_is_changed_in_place(gpus: str) -> None:
+    x, y, z, seed = (mg.ones(3, device="cuda", requires_grad=at < 3) for at in range(4))
+    (Changes.apply(x) + y + Keeps.apply(z)).backward(seed)
+    (Keeps.apply(z) + y).sum().backward()
+    for grad in Changes.kept:
+        grad.mul_(100)
+    Changes.kept.clear()
+    assert x.grad.tolist() == [2, 2, 2]
+    assert y.grad.tolist() == z.grad.tolist() == [2, 2, 2]
+    assert seed.tolist() == [1, 1, 1]
 
 
 def test_gradients_without_elements_accumulate(gpus: str) -> None:

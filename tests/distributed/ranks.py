@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,17 +27,26 @@ class Ran(NamedTuple):
     errors: str
 
 
-def run_ranks(directory: Path, source: str, ranks: int, *arguments: str, **environment: str) -> Ran:
+def run_ranks(
+    directory: Path,
+    source: str,
+    ranks: int,
+    *arguments: str,
+    script_arguments: Sequence[str] = (),
+    hangs_s: float = HANGS_S,
+    **environment: str,
+) -> Ran:
     """Run ``source`` in that many ranks; ``arguments`` are those of ``mpgrad run``."""
     path = directory / "script.py"
     path.write_text(source)
     command = [sys.executable, "-m", "mpgrad", "run", "--nproc-per-node", str(ranks), *arguments]
     done = subprocess.run(
-        [*command, str(path)],
+        [*command, str(path), *script_arguments],
+        cwd=directory,
         capture_output=True,
         text=True,
         check=False,
-        timeout=HANGS_S,
+        timeout=hangs_s,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path_to(ROOT), **environment},
     )
     lines = defaultdict(list)

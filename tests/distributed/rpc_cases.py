@@ -227,7 +227,7 @@ def test_wrong_arguments():
     error = raised(TypeError, rpc.rpc_sync, NAME, add, (threading.Lock(),))
     assert "a call of add cannot travel to another host" in str(error)
     error = raised(TypeError, rpc.rpc_sync, NAME, threading.Lock)
-    assert "the result of a call cannot travel" in str(error)
+    assert "the result of a call of allocate_lock cannot travel" in str(error)
 
 
 def test_nested_rpc():
@@ -366,7 +366,7 @@ def test_rref_str():
 def test_user_rrefs_confirmed():
     reference = rpc.remote(NAME, add, (3,))
     reference.to_here()
-    assert reference.confirmed_by_owner()
+    assert wait_until(reference.confirmed_by_owner)
     assert RRef(3).confirmed_by_owner()
 
 

@@ -272,6 +272,7 @@ def test_draws_without_moments(name: str) -> None:
     np.testing.assert_allclose(shown.mean(0), np.broadcast_to(mean, shown.shape[1:]), atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -306,6 +307,110 @@ def test_a_close_call_is_tried_in_a_graph_that_comes_again() -> None:
         modes.append(choice.mode)
         experience.note(mode_of(choice), 10_000.0, choice)
     assert modes == [*["local"] * (SAMPLES + 1), "process"]
+
+
+def test_what_is_predicted_while_costs_are_learned_does_not_count() -> None:
+    """Otherwise a time that was long beside a prediction that was short would be long for ever."""
+    experience = Experience()
+    for predicted in (Prediction(100.0, 60.0), PREDICTED, PREDICTED):
+        choice = Choice("process", "", predicted)
+        experience.note("process", 6_000.0, choice)
+    choice = experience.choose(Prediction(30_000.0, 20_000.0), has_workers=False)
+    assert "workers would take about 6000 us" in choice.reason
+
+
+def test_of_other_shapes_the_ratio_counts() -> None:
+    experience = Experience()
+    for _ in range(3):
+        experience.note("process", 12_000.0, Choice("process", "", PREDICTED, shapes=1))
+    choice = experience.choose(Prediction(100_000.0, 60_000.0), has_workers=False, shapes=2)
+    assert "workers would take about 120000 us" in choice.reason
+
+
+def test_a_mode_that_is_far_slower_is_not_tried_soon() -> None:
+    """With many cores one backward in this process may take as long as dozens in workers."""
+    predicted = Prediction(100_000.0, 10_000.0)
+    experience = Experience()
+    for _ in range(40):
+        choice = experience.choose(predicted, has_workers=True)
+        assert (choice.mode, choice.is_trial) == ("process", False)
+        experience.note("process", 11_000.0, choice)
+
+
+def test_three_odd_times_in_a_row_make_earlier_ones_forgotten() -> None:
+    experience = Experience()
+    run(experience, Prediction(10_000.0, 9_000.0), 12)
+    choice = Choice("process", "", PREDICTED)
+    for taken in (50_000.0, 50_000.0, 9_000.0, 50_000.0, 50_000.0):
+        experience.note("process", taken, choice)
+    assert "about 9000 us" in experience.choose(PREDICTED, has_workers=False).reason
+    experience.note("process", 50_000.0, choice)
+    assert "about 50000 us" in experience.choose(PREDICTED, has_workers=False).reason
+
+
+def test_a_graph_is_new_until_one_has_run() -> None:
+    experience = Experience()
+    assert experience.is_new
+    experience.begin("local")
+    assert not experience.is_new
+
+
+#: What costs are predicted in the first steps, in relation to what is learned.
+LEARNING = (0.02, 1.0, 1.3, 0.4, 0.9)
+
+
+def loss_in_a_loop(seed: int, took: Prediction, predicted: Prediction) -> float:
+    """How much longer than the better mode 50 steps took, from the fifth on.
+
+    Times vary by 15 %, and one of 20 is interrupted. The workers are ready after the first step,
+    and each mode takes three times as long when it runs for the first time.
+    """
+    random, experience = Random(seed), Experience()
+    totals, has_run = dict.fromkeys(("auto", "local", "process"), 0.0), set()
+    for step in range(50):
+        factor = LEARNING[step] if step < len(LEARNING) else 1.0
+        times = {
+            mode: getattr(took, mode) * random.lognormvariate(0.0, 0.15)
+            + 2 * min(took) * (random.random() < 0.05)
+            for mode in ("local", "process")
+        }
+        guessed = Prediction(predicted.local * factor, predicted.process * factor)
+        choice = experience.choose(guessed, has_workers=step > 0)
+        mode = mode_of(choice)
+        if mode == "process" and step == 0:
+            mode = "local"
+            experience.begin(mode)
+        else:
+            times[mode] *= 1.0 if mode in has_run else 3.0
+            experience.note(mode, times[mode], choice)
+        has_run.add(mode)
+        if step >= 4:
+            totals["auto"] += times[mode]
+            for each in ("local", "process"):
+                totals[each] += times[each]
+    return totals["auto"] / min(totals["local"], totals["process"]) - 1.0
+
+
+@pytest.mark.parametrize(
+    ("took", "predicted"),
+    [
+        pytest.param((10, 6), (10, 6), id="workers are faster"),
+        pytest.param((10, 14), (10, 6), id="workers are slower than predicted"),
+        pytest.param((10, 9.5), (10, 6), id="it is close"),
+        pytest.param((10, 6), (10, 9), id="workers are faster than predicted"),
+        pytest.param((10, 8), (20, 9), id="costs look longer in workers"),
+        pytest.param((10, 12), (20, 9), id="and this process is faster"),
+        pytest.param((10, 1), (10, 1.2), id="many cores"),
+        pytest.param((10, 30), (10, 11), id="workers are of no use"),
+    ],
+)
+def test_a_loop_takes_hardly_longer_than_in_the_better_mode(
+    took: tuple[float, float], predicted: tuple[float, float]
+) -> None:
+    scaled = [Prediction(1e3 * local, 1e3 * process) for local, process in (took, predicted)]
+    losses = [loss_in_a_loop(seed, *scaled) for seed in range(100)]
+    assert sum(losses) / len(losses) <= 0.05
+    assert sorted(losses)[90] <= 0.15
 
 
 def test_it_is_kept_when_costs_and_shapes_change() -> None:

@@ -8,7 +8,7 @@ import linecache
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -210,6 +210,99 @@ def _accumulated(step: int) -> list[Any]:
     return [x.grad]
 
 
+def _function(step: int) -> list[Any]:
+    x = leaf(3)
+    _Scale.apply(x, float(step)).sum().backward()
+    return [x.grad]
+
+
+class _Sometimes(mg.Function):
+    """Two outputs; gives no gradient in every third step, and changes what flows in."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, y: Any, step: int) -> Any:
+        ctx.step = step
+        ctx.save_for_backward(x, y)
+        ctx.set_materialize_grads(step % 2 == 0)
+        return x * y, x + y
+
+    @staticmethod
+    def backward(ctx: Any, product: Any, total: Any) -> Any:
+        x, y = ctx.saved_tensors
+        product, total = [mg.full((3,), 7.0) if g is None else g for g in (product, total)]
+        product.mul_(2.0)
+        right = product * x + total if ctx.needs_input_grad[1] else None
+        return None if ctx.step % 3 == 0 else product * y + total, right, None
+
+
+def _undefined_gradients(step: int) -> list[Any]:
+    x, y = leaf(3), leaf(3, seed=1)
+    z = x.exp()
+    product, _ = _Sometimes.apply(z, y * 2.0, step)
+    u, v = (z * 3.0).sin().split([1, 2])
+    (product * product + _Sometimes.apply(z, z, step)[0]).sum().backward(retain_graph=True)
+    _Sometimes.apply(mg.cat([u, v]), y.detach(), step)[1].sum().backward()
+    return [x.grad, y.grad]
+
+
+def _derivative_of_a_function(step: int) -> list[Any]:
+    x = leaf(3)
+    (first,) = mg.grad(_Sometimes.apply(x, x * 2.0, 1)[0].sum(), x, create_graph=True)
+    (first * x).sum().backward()
+    return [first, x.grad]
+
+
+class _Twins(mg.Function):
+    """Returns one array for two arguments, and keeps what it got."""
+
+    kept: ClassVar[list[Any]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, y: Any) -> Any:
+        return x.numpy() + y.numpy()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        _Twins.kept.append(grad)
+        return grad, grad
+
+
+def _shared_gradients(step: int) -> list[Any]:
+    x, y = leaf(3), leaf(3, seed=1)
+    _Twins.apply(x, _Twins.apply(x * 2.0, y)).backward(mg.full((3,), float(step)))
+    found = [x.grad.clone(), y.grad.clone(), *[kept.clone() for kept in _Twins.kept]]
+    x.grad.zero_()
+    found += [y.grad, *_Twins.kept]
+    _Twins.kept.clear()
+    return found
+
+
+class _Inner(mg.Function):
+    """Its backward runs a backward of the same kind, and hooks its own Node."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, depth: int) -> Any:
+        ctx.save_for_backward(x)
+        ctx.depth = depth
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        ctx.register_hook(lambda grads, _: (grads[0] * 1.5,))
+        if not ctx.depth:
+            return grad * 2.0, None
+        with mg.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            (inner,) = mg.grad(_Inner.apply(x, ctx.depth - 1).sum(), x)
+        return grad * inner, None
+
+
+def _nested(step: int) -> list[Any]:
+    x = leaf(3)
+    _Inner.apply(x, 2).sum().backward()
+    return [x.grad]
+
+
 #: May be run as source, from some step on.
 def _profiled(step: int) -> list[Any]:
     x = leaf(3)
@@ -222,7 +315,8 @@ COMPILED = [
     _digits, _number_that_changes, _number_or_tensor, _dim_that_changes, _dtype_that_changes,
     _complex_numbers, _layout_that_changes, _views_and_in_place, _sums_of_many, _several_outputs,
     _grad_of_inner, _inputs, _twice, _second_derivative, _third_derivative_that_is_zero,
-    _given_gradient, _accumulated, _profiled,
+    _given_gradient, _accumulated, _profiled, _function, _undefined_gradients,
+    _derivative_of_a_function, _shared_gradients, _nested,
 ]  # fmt: skip
 
 
@@ -240,12 +334,6 @@ def _retained(step: int) -> list[Any]:
     y.retain_grad()
     (y * y).sum().backward()
     return [x.grad, y.grad]
-
-
-def _function(step: int) -> list[Any]:
-    x = leaf(3)
-    _Scale.apply(x, float(step)).sum().backward()
-    return [x.grad]
 
 
 def _checkpoint(step: int) -> list[Any]:
@@ -271,7 +359,7 @@ def _anomaly(step: int) -> list[Any]:
 
 
 #: Run by the plain loop, always.
-PLAIN = [_nothing_runs, _hook, _retained, _function, _checkpoint, _packed, _anomaly]
+PLAIN = [_nothing_runs, _hook, _retained, _checkpoint, _packed, _anomaly]
 
 
 @pytest.mark.parametrize("step", [*COMPILED, *PLAIN], ids=lambda step: step.__name__)
@@ -328,6 +416,56 @@ def test_a_saved_tensor_that_was_changed_says_so() -> None:
     assert bits(x.grad) == before
 
 
+def test_an_error_of_user_code_names_its_node(ran: list[compiled.Compiled]) -> None:
+    class Broken(mg.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, fails: bool) -> Any:
+            ctx.fails = fails
+            return x * 1.0
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            if ctx.fails:
+                raise LookupError("the user's own")
+            return grad, None
+
+    x = leaf(3)
+    _after_some_steps(lambda: Broken.apply(x * 2.0, False).sum()).backward()
+    before, count = bits(x.grad), len(ran)
+    loss = Broken.apply(x * 2.0, True).sum()
+    with pytest.raises(LookupError, match="own") as caught:
+        loss.backward()
+    assert caught.value.__notes__ == [
+        "in the backward graph at BrokenBackward(float32[3]) -> (float32[3], -)"
+    ]
+    assert bits(x.grad) == before
+    assert count
+    assert "found = run_user_code(n1" in "".join(traceback.format_tb(caught.tb))
+
+
+def test_a_function_may_change_a_gradient_that_nobody_else_has(
+    ran: list[compiled.Compiled],
+) -> None:
+    addresses: list[tuple[Any, Any]] = []
+
+    class InPlace(mg.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 1.0
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            before = grad.data_ptr()
+            grad.mul_(2.0)
+            addresses.append((before, grad.data_ptr()))
+            return grad
+
+    x = leaf(3)
+    _after_some_steps(lambda: InPlace.apply(x * 2.0).exp().sum()).backward()
+    assert ran
+    assert [before == after for before, after in addresses] == [True] * (STEPS + 1)
+
+
 def test_several_threads_run_one_program(ran: list[compiled.Compiled]) -> None:
     expected = [bits(*_digits(step)) for step in range(1, 30)]
     found: list[Any] = []
@@ -373,12 +511,12 @@ def test_explain_shows_the_source(engine: mg.Engine) -> None:
     assert "t3 = saved['result'].array(n1)" in str(found)
     assert "t4 = multiply(t2, t3)" in str(found)
     assert engine.explain((x * 2.0).exp().sum()).source is None
+    found = engine.explain(_Scale.apply(x, 2.0).sum(), source=True)
+    assert "found = run_user_code(n1, xp, grads, (True, False))" in str(found)
 
 
 def test_explain_says_why_there_is_none(engine: mg.Engine) -> None:
     x = leaf(3)
-    found = engine.explain(_Scale.apply(x, 2.0).sum(), source=True)
-    assert found.source == "not compiled: _ScaleBackward is no operator's Node"
     y = x * 2.0
     y.register_hook(lambda grad: None)
     assert "hooks" in str(engine.explain(y.sum(), source=True).source)

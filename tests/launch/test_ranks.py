@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mpgrad.base.topology import share_of
 from mpgrad.launch.cli import main
 from tests.leftovers import Leftovers, descendants, left_since, wait_until
 
@@ -134,3 +135,14 @@ def test_a_wrong_command_line(
 ) -> None:
     assert main(["run", *arguments, "no such file"]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_ranks_are_bound_to_their_shares_and_what_they_print_is_kept(tmp_path: Path) -> None:
+    source = "import os; print('cpus', *sorted(os.sched_getaffinity(0)))"
+    logs = tmp_path / "logs"
+    done = run(tmp_path, source, "--nproc-per-node", "2", "--pin", "cores", "--log-dir", str(logs))
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        line = " ".join(["cpus", *map(str, share_of(rank, 2))])
+        assert f"[rank {rank}] {line}" in done.stdout.splitlines()
+        assert (logs / f"rank{rank}.log").read_text() == line + "\n"

@@ -7,13 +7,30 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
 import mpgrad as mg
 from mpgrad.launch import top_command
-from mpgrad.launch.engine_processes import running_engines
-from mpgrad.shm.status_board import BoardFigures, StatusBoard, figures_in, workers_in
+from mpgrad.launch.engine_processes import (
+    EngineUse,
+    GpuUse,
+    ProcessUse,
+    WorkerUse,
+    gpus_in_use,
+    running_engines,
+)
+from mpgrad.shm.status_board import (
+    QUEUES_MAX,
+    BoardFigures,
+    QueueFigures,
+    StatusBoard,
+    WorkerFigures,
+    figures_in,
+    queues_in,
+    workers_in,
+)
 from tests.leftovers import wait_until
 
 
@@ -37,11 +54,16 @@ class Waits(mg.Function):
 def test_the_board_holds_figures_and_workers() -> None:
     board = StatusBoard.create()
     figures = BoardFigures(1, 2, 3, 4, 5, 6, 1 << 40)
+    queues = [QueueFigures(-1, 2, 9), QueueFigures(3, 0, 1)]
+    workers = [WorkerFigures(pid, pid - 101, 5) for pid in (100, 101)]
     board.begin(1, 7, 8, 1)
-    board.report(figures, [100, 101, 0, 103])
+    board.report(figures, queues, [*workers, WorkerFigures(0, -1, 0)])
     copy = bytes(board._buffer)
     assert figures_in(copy) == figures
-    assert workers_in(copy) == {100: None, 101: (7, 8, 1), 103: None}
+    assert queues_in(copy) == queues
+    assert workers_in(copy) == [(workers[0], None), (workers[1], (7, 8, 1))]
+    board.report(figures, queues * QUEUES_MAX, workers)
+    assert len(queues_in(bytes(board._buffer))) == QUEUES_MAX
     board.close()
 
 
@@ -71,6 +93,9 @@ def test_an_engine_at_work_is_seen(tmp_path, capsys: pytest.CaptureFixture[str])
             assert [worker["running"] for worker in mine["workers"]].count(None) == 1
             assert (mine["graphs"], mine["ready"], mine["dispatched"]) == (1, 0, 1)
             assert mine["remaining"] >= 1
+            assert mine["queues"] == [{"device": "cpu", "urgent": 0, "task": 0}]
+            assert sorted(worker["held"] for worker in mine["workers"]) == [0, 1]
+            assert {worker["device"] for worker in mine["workers"]} == {"cpu"}
             assert mine["arena_limit"] > mine["arena_used"] >= 0
             assert top_command.main(once=True, as_json=False) == 0
             assert f"engine of {os.getpid()}:" in capsys.readouterr().out
@@ -96,7 +121,33 @@ def test_without_engines_it_says_so(
     assert top_command.main(once=True, as_json=False) == 0
     assert capsys.readouterr().out == "no engine runs (of this user)\n"
     assert top_command.main(once=True, as_json=True) == 0
-    assert json.loads(capsys.readouterr().out) == {"engines": []}
+    assert json.loads(capsys.readouterr().out) == {"engines": [], "gpus": []}
+
+
+#: Stands for NVIDIA's program on a machine with two GPUs, of which one keeps its use to itself.
+NVIDIA_SMI = """#!/bin/sh
+echo "$1" | grep -q index,utilization.gpu,memory.used,memory.total || exit 1
+echo "0, 40, 1024, 81920"
+echo "1, [N/A], 0, 81920"
+echo "2, 7, 2, 4"
+"""
+
+
+def test_what_nvidia_smi_says_of_the_workers_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(NVIDIA_SMI)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    idle = ProcessUse(1, 0.0, 0)
+    workers = tuple(WorkerUse(idle, device, 0, None) for device in (-1, 0, 1))
+    none = BoardFigures(0, 0, 0, 0, 0, 0, 0)
+    engine = EngineUse(idle, "program", idle, workers, none, ())
+    assert gpus_in_use([engine]) == [GpuUse(0, 0.4, 1 << 30, 80 << 30)]
+    assert gpus_in_use([replace(engine, workers=workers[:1])]) == []
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert gpus_in_use([engine]) == []
 
 
 def test_the_live_view_says_what_it_lacks(

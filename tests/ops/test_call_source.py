@@ -89,7 +89,34 @@ def test_no_parameter_hides_what_the_source_needs() -> None:
     for operator in OPERATORS.values():
         if call_source.is_written_out(operator):
             hidden = {*operator.inputs, *operator.attributes} & set(dispatch._KNOWN)
-            assert not hidden | {*operator.inputs} & {"result", "raw", "needs", "record", "node"}
+            names = {*operator.inputs, *operator.attributes}
+            assert not hidden | names & {
+                "result", "raw", "needs", "record", "recorders", "node", "looks", "saved", "packed",
+                "version", "operator", "forward", "described",
+            }  # fmt: skip
+
+
+def test_what_is_written_out_has_all_that_the_classes_give() -> None:
+    x = mg.tensor([1.0, 2.0], requires_grad=True)
+    y = x.exp()
+    expected = mg.Tensor(y._array, requires_grad=True, grad_fn=y._grad_fn)
+    expected._version_counter = y._version_counter
+    assert state_of(y) == state_of(expected)
+    assert state_of(y.detach() * 2.0)["_grad_fn"] is None
+    for saved, made in [
+        ((x * 2.0 * x).grad_fn.saved["b"], SavedTensor(x)),
+        (y.grad_fn.saved["result"], SavedTensor(y, is_output=True)),
+    ]:
+        assert state_of(saved) == state_of(made)
+
+
+def state_of(made: Any) -> dict[str, Any]:
+    """What its slots hold, by identity where that can be compared."""
+    return {
+        name: id(value) if isinstance(value, np.ndarray | mg.Tensor) else value
+        for name in type(made).__slots__
+        if not name.startswith("__") and (value := getattr(made, name, "unset")) is not Ellipsis
+    }
 
 
 def test_gradients_where_another_dtype_or_shape_comes() -> None:

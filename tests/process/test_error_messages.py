@@ -78,7 +78,7 @@ TABLE: dict[str, tuple[Callable[[mg.Engine], None], type[BaseException], tuple[s
     ),
     "a worker crashes": (
         fails("crash"), errors.WorkerLost,
-        ("FailsBackward", WORKER, "SIGSEGV", r"No \.grad was changed", "faulthandler"),
+        ("FailsBackward", WORKER, "SIGSEGV", r"No \.grad was changed", "Python stack"),
     ),
     "a worker leaves": (
         fails("leave"), errors.WorkerLost,

@@ -3,6 +3,7 @@ bits, or an error that says why."""
 
 from __future__ import annotations
 
+import decimal
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -77,6 +78,7 @@ def restored() -> Iterator[None]:
     global SCALE
     SCALE = 2.0
     np.setbufsize(8192)
+    decimal.DefaultContext.prec = 28
 
 
 def tasks_of_workers(engine: mg.Engine) -> int:
@@ -108,6 +110,10 @@ def change_scale(grad: mg.Tensor) -> None:
     SCALE += 1
 
 
+def change_template(grad: mg.Tensor) -> None:
+    decimal.DefaultContext.prec = 30
+
+
 def change_buffers(grad: mg.Tensor) -> None:
     np.setbufsize(4096)
 
@@ -117,6 +123,7 @@ def change_buffers(grad: mg.Tensor) -> None:
     [
         (Scales, change_scale, "has changed `SCALE`, which Scales reads behind it"),
         (Divides, change_buffers, "changed the buffer size of this process, which Divides reads"),
+        (Divides, change_template, "changed decimal.DefaultContext, which Divides reads behind it"),
     ],
 )
 def test_a_hook_that_changes_what_a_later_function_reads(
@@ -163,3 +170,93 @@ def test_a_function_of_python_that_another_one_has_replaced(
     monkeypatch.setattr(math, "exp", math.expm1)
     with pytest.raises(RuntimeError, match=r"reads math.exp, which has been replaced by expm1"):
         Exponential.apply(x).sum().backward()
+
+
+class Labelled(mg.Tensor):
+    """A kind of tensor that backward asks for."""
+
+
+class AsksForIt(Scales):
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor, saved: mg.Tensor) -> Any:
+        ctx.save_for_backward(saved)
+        return x.detach() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        (saved,) = ctx.saved_tensors
+        factor = 2.0 * isinstance(saved, Labelled) + getattr(saved, "weight", 0.0)
+        return grad * (1.0 + factor), None
+
+
+class AsksForGrad(AsksForIt):
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad * (1.0 if ctx.saved_tensors[0].grad is None else 2.0), None
+
+
+def test_saved_tensors_that_are_more_than_their_numbers(engine: mg.Engine) -> None:
+    plain, labelled, weighted = mg.ones(1), Labelled(np.ones(1, np.float32)), mg.ones(1)
+    weighted.weight = 4.0  # type: ignore[attr-defined]
+    for saved, expected in ((plain, 1.0), (labelled, 3.0), (weighted, 5.0)):
+        x = leaf()
+        loss = AsksForIt.apply(x, saved).sum()
+        where = [at.where for at in engine.explain(loss).nodes if at.name == "AsksForItBackward"]
+        assert where == ["worker" if saved is plain else "client"]
+        loss.backward()
+        assert x.grad is not None
+        assert x.grad.item() == expected
+
+
+def test_the_grad_of_a_saved_tensor(engine: mg.Engine) -> None:
+    x = leaf()
+    with pytest.raises(
+        RuntimeError, match=r"the \.grad of a tensor of the calling process is read"
+    ):
+        AsksForGrad.apply(x, x).sum().backward()
+
+
+class Notes(Scales):
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad * float(np.isinf(np.float64(1) / np.float64(0)) + len(str(np.array([0.5]))))
+
+
+class Prints(Notes):
+    """Another class, because a reason is told once."""
+
+
+def test_callbacks_of_numpy(engine: mg.Engine) -> None:
+    noted: list[str] = []
+    x = leaf()
+    with (
+        np.errstate(divide="call", call=lambda kind, flag: noted.append(kind)),
+        pytest.warns(mg.errors.PerformanceWarning, match=r"seterrcall\) was set in this process"),
+    ):
+        Notes.apply(x).sum().backward()
+    assert noted == ["divide by zero"]
+    with (
+        np.errstate(divide="ignore"),
+        np.printoptions(formatter={"float_kind": lambda value: "a word"}),
+        pytest.warns(mg.errors.PerformanceWarning, match=r"that NumPy prints by"),
+    ):
+        Prints.apply(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.item() == (1.0 + len("[0.5]")) + (1.0 + len("[a word]"))
+
+
+class ReadsDecimals(Scales):
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad * float(decimal.Context().prec)
+
+
+def test_the_template_of_decimal_contexts(
+    engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decimal.DefaultContext, "prec", 33)
+    x = leaf()
+    with pytest.warns(mg.errors.PerformanceWarning, match=r"decimal\.DefaultContext was set"):
+        ReadsDecimals.apply(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.item() == 33.0

@@ -77,6 +77,15 @@ def test_a_line_without_an_end_is_ended(engine: mg.Engine, capsys: Captured) -> 
     assert [line[len("[worker 0] ") :] for line in lines] == ["first", "second"]
 
 
+def test_a_progress_bar_comes_out_whole(engine: mg.Engine, capsys: Captured) -> None:
+    """As tqdm writes it: each state begins with a carriage return, and does not end its line."""
+    speak("stderr", "\r 0%\r 50%\r100%\n")
+    states = capsys.readouterr().err.split("\r")
+    prefix = states[0]
+    assert prefix in ("[worker 0] ", "[worker 1] ")
+    assert states[1:] == [f"{prefix} 0%", f"{prefix} 50%", f"{prefix}100%\n"]
+
+
 def test_stderr(engine: mg.Engine, capsys: Captured) -> None:
     speak("stderr", "complaint\n")
     out, err = capsys.readouterr()

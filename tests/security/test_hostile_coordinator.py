@@ -161,8 +161,12 @@ def test_a_worker_ends_with_a_clear_error_and_its_task_is_run_again(
 
 #: What else is wrong with a task that a worker is sent, and a word of the error of the backward.
 TO_WORKER_IN_VAIN = {
-    "a program beyond the arena": ("message._replace(payload=(10**15, 9))", "1000000000000000"),
-    "a program that is none": ("message._replace(payload=(0, 16))", "malformed task program"),
+    "a program beyond the arena": (
+        "message._replace(payload=(10**15, 9), program=b'')", "1000000000000000"),
+    "a program that is none": (
+        "message._replace(payload=(0, 16), program=b'')", "malformed task program"),
+    "a message with another program": (
+        "message._replace(program=message.program[1:])", "malformed task program"),
     "a block of no arena": ("message._replace(inputs=((Block(7, 64, 32000, 1),),))", "no arena 7"),
     "a block beyond the arena": (
         "message._replace(inputs=((Block(1, 10**15, 32000, 1),),))", "1000000000000000"),

@@ -209,6 +209,78 @@ def run(backward: Any, grads: list[Any]) -> Any:
     return run_function_backward(function, ctx, grads, [True])[0]
 
 
+def by_a_view(grad: Any) -> Any:
+    grad.view(-1)[1:].mul_(2)
+
+
+def by_views_beside_each_other(grad: Any) -> Any:
+    flat = grad.view(-1)
+    flat[0] = 5.0
+    rest = flat[1:]
+    rest.mul_(2)
+    flat[2:].add_(rest[1:])
+
+
+def below_a_view(grad: Any) -> Any:
+    first = grad[0]
+    grad.mul_(2)
+    first.add_(1)
+
+
+def without_history(grad: Any) -> Any:
+    grad.view(-1)[:3].detach().mul_(3)
+    grad.data.add_(1)
+
+
+def of_a_transposed_view(grad: Any) -> Any:
+    grad.t()[0].mul_(3)
+    grad.diagonal().zero_()
+
+
+def of_an_expanded_part(grad: Any) -> Any:
+    grad[None].expand(1, 2, 2)[0].mul_(3)
+    grad.unbind(0)[1].sub_(1)
+
+
+CHANGES = [
+    by_a_view,
+    by_views_beside_each_other,
+    below_a_view,
+    without_history,
+    of_a_transposed_view,
+    of_an_expanded_part,
+]
+
+
+def changed_by(lib: Any, change: Any, run_on: str) -> Any:
+    """A Function that changes its gradient; PyTorch's, which shares it, gets a clone."""
+
+    class Custom(lib.autograd.Function):  # type: ignore[misc]
+        forward = staticmethod(double)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            grad = grad if lib is mg else grad.clone()
+            change(grad)
+            return grad
+
+    Custom.run_on = run_on
+    return Custom
+
+
+@paired()
+def test_views_of_a_gradient_that_others_have(lib: Any) -> Any:
+    seen = []
+    for change in CHANGES:
+        for run_on in ("client", "worker"):
+            custom = changed_by(lib, change, run_on)
+            x, y, z = (leaf(lib, 2, 2, seed=seed) for seed in range(3))
+            # `+` gives the same gradient to both: it is shared in some places, in others it is not.
+            ((custom.apply(x) * 3.0 + y + custom.apply(y)) * 2.0 + custom.apply(z)).sum().backward()
+            seen += [x.grad, y.grad, z.grad]
+    return seen
+
+
 def test_a_view_of_a_lent_gradient_is_never_left_behind() -> None:
     def backward(ctx: Any, grad: Any) -> Any:
         first = grad[:1]
@@ -216,6 +288,18 @@ def test_a_view_of_a_lent_gradient_is_never_left_behind() -> None:
         return grad * first
 
     assert run(backward, [np.ones(3)]).tolist() == [4.0] * 3
+    grads = [np.ones(3)]
+    others = list(grads)
+    assert run(backward, grads).tolist() == [4.0] * 3
+    assert others[0].tolist() == [1.0] * 3
+
+
+def test_an_array_of_a_lent_gradient_is_never_left_behind() -> None:
+    def backward(ctx: Any, grad: Any) -> Any:
+        first = grad.numpy()[:1]
+        grad.mul_(2)
+        return grad * first
+
     grads = [np.ones(3)]
     others = list(grads)
     with pytest.raises(RuntimeError, match=r"clone\(\) the tensor"):

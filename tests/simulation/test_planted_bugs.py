@@ -605,6 +605,7 @@ def hooks_run_in_any_order(patch):
 # ----------------------------------------------------------------------- the test
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTS.names())
 def test_world_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTS.check_caught(name, monkeypatch)

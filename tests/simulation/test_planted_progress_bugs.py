@@ -145,6 +145,7 @@ def a_failed_task_takes_back_what_it_published(patch):
     patch.setattr(Replies, "on_node_task_failed", wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTS.names())
 def test_world_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTS.check_caught(name, monkeypatch)

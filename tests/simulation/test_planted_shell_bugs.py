@@ -208,6 +208,7 @@ def views_are_not_given_back(patch):
     patch.setattr(Session, "_releases", lambda self: [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTS.names())
 def test_world_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTS.check_caught(name, monkeypatch)

@@ -26,6 +26,7 @@ from simulation.world import World
 WORLDS_FAST, WORLDS_SLOW = 520, 2600
 
 
+@pytest.mark.slow
 def test_a_thousand_graphs_with_every_fault() -> None:
     tally = run_worlds(range(WORLDS_FAST))
     assert tally.graphs >= 1000
@@ -74,6 +75,7 @@ def run_with_one_fault(kind: str, seeds: range) -> None:
     assert injected[kind] > 0
 
 
+@pytest.mark.slow
 def test_the_log_does_not_depend_on_the_hash_seed() -> None:
     code = (
         "from simulation.world import World\n"
@@ -118,6 +120,7 @@ def is_failure(what: object) -> bool:
     return isinstance(what, FailGraph)
 
 
+@pytest.mark.slow
 def test_a_client_that_comes_again_gets_the_same_results() -> None:
     faults = Faults(vanish=1.0, rejoin=1.0)
     ends = Counter[str]()

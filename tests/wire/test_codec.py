@@ -18,7 +18,15 @@ from mpgrad.wire.schema import FROM_CLIENT, FROM_WORKER, MESSAGES, Hello, Proces
 
 BLOCK = Block(1, 64, 4096, 7)
 TASK = NodeTaskSpec(
-    False, 12.5, 3, 2, (1, 1), (OutputSpec(4096, 1, 0, 2), OutputSpec(0, -1, 0, 0)), (4,), (64, 9)
+    False,
+    12.5,
+    3,
+    2,
+    (1, 1),
+    (OutputSpec(4096, 1, 0, 2), OutputSpec(0, -1, 0, 0)),
+    (4,),
+    payload=(64, 9),
+    program=b"\x93",
 )
 SAMPLES = [
     Hello("w0.1", b"\x00token", 1),
@@ -31,7 +39,9 @@ SAMPLES = [
     ev.NodeTaskFailed("w0.1", 1, 2, 3, b"\x80pickle", ()),
     ev.NodeTaskDropped("w0.1", 1, 2, 3),
     ev.OutputEmitted("w0.1", 1, "stdout", b"text"),
-    do.DispatchNodeTask("w0.1", 1, 2, 3, 1, 0, (64, 9), ((BLOCK, b"inline"), ()), (BLOCK, None)),
+    do.DispatchNodeTask(
+        "w0.1", 1, 2, 3, 1, 0, (64, 9), ((BLOCK, b"inline"), ()), (BLOCK, None), program=b"\x93"
+    ),
     do.CancelGraph("w0.1", 1),
     do.ShutDown("w0.1"),
     do.CompleteGraph(

@@ -50,6 +50,7 @@ SCALARS = (
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=9)
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_plain_values(value: Any) -> None:
     found = decode_plain(encode_plain(value))

@@ -31,6 +31,7 @@ SETUP = WorkerSetup(
     5,
     0,
     bytes(300_000),
+    6,
 )
 
 

@@ -132,15 +132,25 @@ class AccumulateNow(ClientNode):
 
     A post-accumulate hook (an optimizer in backward) or a Node hook on AccumulateGrad must see the
     gradient as soon as it is complete, so such a leaf does not wait for the commit at the end.
+
+    Args:
+        keep: gets the leaf and its gradient instead of ``.grad``, and the leaf's post-accumulate
+            hooks do not run.
     """
 
-    __slots__ = ("logs",)
+    __slots__ = ("keep", "logs")
 
     node: AccumulateGrad
 
-    def __init__(self, accumulator: AccumulateGrad, *, logs: bool) -> None:
+    def __init__(
+        self,
+        accumulator: AccumulateGrad,
+        *,
+        logs: bool,
+        keep: Callable[[Tensor, Tensor], None] | None = None,
+    ) -> None:
         super().__init__(accumulator, accumulator.input_metadata)
-        self.logs = logs
+        self.logs, self.keep = logs, keep
 
     @property
     def label(self) -> str:
@@ -154,6 +164,11 @@ class AccumulateNow(ClientNode):
         grads = run_pre_hooks(self.node, grads)
         if self.logs:
             _log(self.node, grads)
+        if self.keep is not None:
+            if grads[0] is not None:
+                self.keep(self.node.variable, grads[0])
+            run_post_hooks(self.node, [], grads)
+            return ()
         if grads[0] is not None:
             # As in PyTorch, post-hooks then see the new .grad.
             exclusive = _is_held_by_list_alone(grads) and is_exclusive(grads[0]._array)
@@ -265,10 +280,11 @@ def rule_of(node: Node) -> Rule:
     """The rule that the client runs for ``node``: user code may ask for the Node or hook it."""
     if not (node.is_user_code or node.has_packed):
         return node.apply
-    return functools.partial(_run_user_code, node)
+    return functools.partial(run_user_code, node)
 
 
-def _run_user_code(node: Node, xp: Any, grads: list[Any], needs: Sequence[bool]) -> Sequence[Any]:
+def run_user_code(node: Node, xp: Any, grads: list[Any], needs: Sequence[bool]) -> Sequence[Any]:
+    """The rule of a Node whose user code may ask for the Node, or hook it."""
     hooked = runs_node_hooks(node)
     with executing(node):
         results = node.apply(xp, grads, needs)

@@ -13,7 +13,12 @@ from typing import Any
 from mpgrad.autograd.freezing.client_nodes import LOGGER
 from mpgrad.autograd.freezing.costs import estimate, second_half_share
 from mpgrad.autograd.freezing.division import with_division
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink, ResultSink, Sink
+from mpgrad.autograd.freezing.frozen_graph import (
+    FrozenGraph,
+    ResultSink,
+    WantedSink,
+    new_leaf_sink,
+)
 from mpgrad.autograd.freezing.graph_tables import Cost, GraphTables
 from mpgrad.autograd.freezing.recurring_graphs import (
     Key,
@@ -32,12 +37,11 @@ from mpgrad.scheduler import tuning
 from mpgrad.scheduler.split import split_above_us
 
 
-@collector_held()
 def freeze(
     roots: Sequence[Edge],
     seeds: Sequence[Any],
     *,
-    wanted: Sequence[tuple[Edge, Sink | None]] | None = None,
+    wanted: Sequence[tuple[Edge, WantedSink]] | None = None,
     keep_graph: bool,
     cost: Cost,
 ) -> FrozenGraph:
@@ -57,6 +61,20 @@ def freeze(
         guessed = _guards.find(roots[0])
         if guessed is not None:
             return _freeze_again(guessed[1], guessed[0], seeds, keep_graph, cost)
+    with collector_held():
+        return _freeze_walked(roots, seeds, wanted, keep_graph, cost, may_guess, logs)
+
+
+def _freeze_walked(
+    roots: Sequence[Edge],
+    seeds: Sequence[Any],
+    wanted: Sequence[tuple[Edge, WantedSink]] | None,
+    keep_graph: bool,
+    cost: Cost,
+    may_guess: bool,
+    logs: bool,
+) -> FrozenGraph:
+    """A graph that must be looked at, or made."""
     walked = walk(roots)
     key = None
     if not logs and is_plain(walked.nodes):
@@ -100,7 +118,7 @@ os.register_at_fork(after_in_child=_begin_anew_in_child)
 def _key(
     walked: Walk,
     roots: Sequence[Edge],
-    wanted: Sequence[tuple[Edge, Sink | None]] | None,
+    wanted: Sequence[tuple[Edge, WantedSink]] | None,
     cost: Cost,
 ) -> Key:
     """All that decides the tables, except what ``Remembered.is_like`` compares."""
@@ -114,7 +132,7 @@ def _key(
     return (kinds_of(walked.nodes), tuple(walked.edges), begins, asked, cost)
 
 
-def _kind(sink: Sink | None) -> Any:
+def _kind(sink: WantedSink) -> Any:
     """The part of a sink that the tables keep."""
     return sink if isinstance(sink, ResultSink) else type(sink)
 
@@ -129,7 +147,7 @@ def _freeze_again(
         _look_up_costs(known, kept, cost)
     spec = known.spec
     sinks = [
-        LeafSink(kept[target[0]]) if sink is None else sink  # type: ignore[arg-type]
+        new_leaf_sink((kept[target[0]],)) if sink is None else sink
         for target, sink in zip(spec.captures, template.sinks, strict=True)
     ]
     if template.kept_seeds is not None:

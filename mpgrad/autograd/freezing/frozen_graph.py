@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from mpgrad.autograd.freezing.recurring_graphs import Remembered
@@ -17,6 +19,10 @@ class LeafSink(NamedTuple):
     accumulator: AccumulateGrad
 
 
+#: Made for each leaf in every step, without the Python code of ``LeafSink.__new__``.
+new_leaf_sink: Callable[[tuple[Any]], LeafSink] = functools.partial(tuple.__new__, LeafSink)
+
+
 class RetainSink(NamedTuple):
     """A capture that is kept in a non-leaf's ``.grad`` (``retain_grad``)."""
 
@@ -29,7 +35,19 @@ class ResultSink(NamedTuple):
     number: int
 
 
+class KeptSink(NamedTuple):
+    """The gradient of a leaf with hooks on its Node: ``keep`` gets what they have made of it.
+
+    It is no capture: it is kept in serial order, and ``.grad`` stays as it is.
+    """
+
+    accumulator: AccumulateGrad
+    keep: Callable[[Tensor, Tensor], None]
+
+
 Sink: TypeAlias = LeafSink | RetainSink | ResultSink
+#: What becomes of a gradient that is asked for; None: ``retain_grad`` keeps it.
+WantedSink: TypeAlias = Sink | KeptSink | None
 
 
 class FrozenGraph(NamedTuple):

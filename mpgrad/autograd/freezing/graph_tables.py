@@ -19,7 +19,14 @@ from mpgrad.autograd.freezing.client_nodes import (
     runs_node_hooks,
 )
 from mpgrad.autograd.freezing.division import with_division
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink, RetainSink, Sink
+from mpgrad.autograd.freezing.frozen_graph import (
+    FrozenGraph,
+    KeptSink,
+    LeafSink,
+    RetainSink,
+    Sink,
+    WantedSink,
+)
 from mpgrad.autograd.freezing.recurring_graphs import Template, Walk, sequence_of
 from mpgrad.devices.gpu_nodes import on_gpus
 from mpgrad.dispatch.operator_node import OperatorNode
@@ -73,7 +80,7 @@ class GraphTables:
         else:
             self.captures.append(((at, 0), LeafSink(node)))
 
-    def want_only(self, wanted: Sequence[tuple[Edge, Sink | None]]) -> None:
+    def want_only(self, wanted: Sequence[tuple[Edge, WantedSink]]) -> None:
         """Keep the Nodes that lead to ``wanted``.
 
         A Node whose gradient ``grad()`` returns runs only if another wanted gradient lies behind
@@ -92,6 +99,9 @@ class GraphTables:
         for at, input_nr, sink in found:
             if isinstance(sink, LeafSink):
                 self._want_leaf(at, sink.accumulator)
+            elif isinstance(sink, KeptSink):
+                self.runs[at] = self.has_hooks = True
+                self.nodes[at] = AccumulateNow(sink.accumulator, logs=self.logs, keep=sink.keep)
             elif sink is not None:
                 self.captures.append(((at, input_nr), sink))
             else:

@@ -117,9 +117,11 @@ class Remembered:
         "__weakref__",
         "_usual_here",
         "_usual_in_workers",
+        "here",
         "placed",
         "prepared",
         "program",
+        "rules",
         "spec",
         "template",
         "uses",
@@ -130,8 +132,13 @@ class Remembered:
         self.uses = 0
         #: Results of engines for ``spec``, by the settings they depend on (``engine.prepared``).
         self.prepared: dict[Any, Any] = {}
+        #: That an engine runs ``spec`` in this process, by what that depends on
+        #: (``engine.preparation``); None: not known.
+        self.here: Any = None
         #: The compiled function for ``local``; or the reason why there is none; None: not yet.
         self.program: Any = None
+        #: Of a large graph, the rule of each Node's form (``engine.node_rules``); None: not yet.
+        self.rules: Any = None
         #: The last result of placing ``spec``: (``spec``, moved Nodes, the new tables).
         self.placed: tuple[GraphSpec, tuple[int, ...], GraphSpec] | None = None
         # These belong to the graph, not to its tables, which are renewed when a cost changes.
@@ -158,18 +165,17 @@ class Remembered:
         """Whether its costs are still being learned."""
         return self.uses <= tuning.SAMPLES
 
-    def teaches(self, took_us: float) -> bool:
-        """Record the time of the ``local`` engine; whether the cost model should learn from it.
+    def note(self, took_us: float) -> None:
+        """Record the time of the ``local`` engine."""
+        self._note(self._usual_here, took_us)
+
+    def learns(self) -> bool:
+        """Whether the cost model should learn from this use.
 
         Every backward of a new graph counts; later only some do, or one that took far longer or
         shorter than usual.
         """
-        self._note(self._usual_here, took_us)
-        return self.learns()
-
-    def learns(self) -> bool:
-        """Whether the cost model should learn from this use."""
-        return self.is_young or self.uses % tuning.SAMPLES == 0
+        return self.uses <= tuning.SAMPLES or self.uses % tuning.SAMPLES == 0
 
     def is_surprised_by(self, took_us: float) -> bool:
         """Record the time of its tasks in workers; whether that is far from the usual time."""

@@ -31,19 +31,10 @@ class _Running(PerThread):
 _running = _Running()
 
 
-class backward_of:
-    """Make ``ctx.needs_input_grad`` return ``needs`` on this thread."""
-
-    __slots__ = ("_frame",)
-
-    def __init__(self, ctx: FunctionContext, needs: tuple[bool, ...]) -> None:
-        self._frame = (ctx, needs)
-
-    def __enter__(self) -> None:
-        _running.frames.append(self._frame)
-
-    def __exit__(self, *_: object) -> None:
-        _running.frames.pop()
+def running_backwards() -> list[tuple[FunctionContext, tuple[bool, ...]]]:
+    """The ctx of each backward that this thread runs, and its ``needs_input_grad``; innermost
+    last."""
+    return _running.frames
 
 
 class FunctionContext:
@@ -149,7 +140,7 @@ class FunctionContext:
             )
         if self._saved is None:
             raise RuntimeError(FREED_MESSAGE)
-        tensors = tuple(self._unpack(item) for item in self._saved)
+        tensors = tuple([self._unpack(item) for item in self._saved])
         if self._clears_on_access:
             self._saved, self._was_accessed = (), True
         return tensors

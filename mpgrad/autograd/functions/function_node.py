@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.autograd.functions.context import FunctionContext, Metadata, backward_of
+from mpgrad.autograd.functions.context import FunctionContext, Metadata, running_backwards
 from mpgrad.devices.device_arrays import zeros
 from mpgrad.dispatch.saved_attributes import SavedTensorHandle, function_handles
-from mpgrad.graph.grad_modes import enable_grad, no_grad
+from mpgrad.graph.grad_modes import GRAD_MODE, enable_grad
 from mpgrad.graph.node import FREED_MESSAGE, Edge, InputMetadata, Node
 from mpgrad.tensors.hooks_in_force import HOOKS
 from mpgrad.tensors.lent_gradients import lend, own, take_back
@@ -63,7 +63,7 @@ class FunctionNode(Node):
                     for meta, at in zip(ctx._outputs, differentiable, strict=True)
                 ]
             )
-        self.input_metadata = tuple(meta or _NO_TENSOR for meta in ctx._outputs)
+        self.input_metadata = tuple([meta or _NO_TENSOR for meta in ctx._outputs])
         for output_nr, (value, wanted) in enumerate(zip(outputs, differentiable, strict=True)):
             if wanted:
                 value._grad_fn, value._output_nr, value._requires_grad = self, output_nr, True
@@ -71,8 +71,10 @@ class FunctionNode(Node):
                     value._view.version = value._version_counter.value
         produced = {id(value) for value in outputs}
         ctx._saved = tuple(
-            None if tensor is None else SavedTensor(tensor, is_output=id(tensor) in produced)
-            for tensor in ctx._to_save
+            [
+                None if tensor is None else SavedTensor(tensor, is_output=id(tensor) in produced)
+                for tensor in ctx._to_save
+            ]
         )
         ctx._to_save = ctx._dirty = ctx._non_differentiable = ()
         if HOOKS.entered:
@@ -151,12 +153,20 @@ class FunctionNode(Node):
         ctx = self.ctx
         if ctx._saved is None:
             raise RuntimeError(FREED_MESSAGE)
-        saved = [item if isinstance(item, SavedTensor) else None for item in ctx._saved]
+        arrays: list[Any] = []
+        requires_grad: list[bool] = []
+        for item in ctx._saved:
+            if isinstance(item, SavedTensor):
+                arrays.append(item.array(self))
+                requires_grad.append(item.requires_grad)
+            else:
+                arrays.append(None)
+                requires_grad.append(False)
         return PortableContext(
-            tuple([None if item is None else item.array(self) for item in saved]),
+            tuple(arrays),
             vars(ctx),
             ContextDescription(
-                tuple([item is not None and item.requires_grad for item in saved]),
+                tuple(requires_grad),
                 ctx._needs_input_grad,
                 ctx._materialize_grads,
                 ctx._inputs,
@@ -257,8 +267,11 @@ def run_function_backward(
         RuntimeError: backward returned the wrong number or kind of gradients.
     """
     lent = lend(grads)
-    with no_grad():
+    recorded, GRAD_MODE.enabled = GRAD_MODE.enabled, False
+    try:
         values = _checked_gradients(function, ctx, lent, needs)
+    finally:
+        GRAD_MODE.enabled = recorded
     arrays = [value._array if isinstance(value, Tensor) else value for value in values]
     count = len(arrays)
     arrays += [None if grad is None else grad._array for grad in lent]
@@ -282,41 +295,55 @@ def _checked_gradients(
             Tensor(zeros(*meta)) if grad is None and meta else grad
             for grad, meta in zip(grads, ctx._outputs, strict=True)
         ]
-    with backward_of(ctx, tuple(bool(needed) for needed in needs)):
+    needs = tuple(map(bool, needs))
+    frames = running_backwards()
+    frames.append((ctx, needs))
+    try:
         returned = function._backward_rule()(ctx, *grads)
-    label = f"{function.__name__}Backward"
-    values = _exactly(returned if isinstance(returned, tuple) else (returned,), ctx._inputs, label)
-    checked = [
-        _gradient(value, meta, position, label)
-        for position, (value, meta) in enumerate(zip(values, ctx._inputs, strict=True))
-    ]
-    return [value if needed else None for value, needed in zip(checked, needs, strict=True)]
+    finally:
+        frames.pop()
+    if not isinstance(returned, tuple):
+        returned = (returned,)
+    if len(returned) != len(ctx._inputs):
+        returned = _exactly(returned, ctx._inputs, function)
+    values = []
+    for position, value in enumerate(returned):
+        if value is not None:
+            meta = ctx._inputs[position]
+            if meta is None or not isinstance(value, Tensor):
+                value = _gradient(value, meta, position, function)
+        values.append(value if needs[position] else None)
+    return values
 
 
-def _exactly(values: tuple[Any, ...], inputs: tuple[Metadata, ...], label: str) -> tuple[Any, ...]:
+def _exactly(
+    values: tuple[Any, ...], inputs: tuple[Metadata, ...], function: type[Any]
+) -> tuple[Any, ...]:
     """``values`` without the trailing Nones that PyTorch allows beyond the arguments."""
     expected = len(inputs)
     surplus = values[expected:]
     if len(values) < expected or any(value is not None for value in surplus):
         raise RuntimeError(
-            f"function {label} returned an incorrect number of gradients (expected {expected}, "
-            f"got {len(values)})"
+            f"function {_label(function)} returned an incorrect number of gradients "
+            f"(expected {expected}, got {len(values)})"
         )
     return values[:expected]
 
 
-def _gradient(value: Any, meta: Metadata, position: int, label: str) -> Any:
-    """``value`` as a Tensor, an array or None.
+def _label(function: type[Any]) -> str:
+    return f"{function.__name__}Backward"
+
+
+def _gradient(value: Any, meta: Metadata, position: int, function: type[Any]) -> Any:
+    """``value``, which is not None, as a Tensor or an array.
 
     Raises:
         RuntimeError: it is none of those, or its argument is not a tensor.
     """
-    if value is None:
-        return None
     if meta is None:
         raise RuntimeError(
-            f"function {label} returned a gradient different than None at position {position + 1},"
-            " but the corresponding forward input was not a Variable"
+            f"function {_label(function)} returned a gradient different than None at position "
+            f"{position + 1}, but the corresponding forward input was not a Variable"
         )
     if isinstance(value, Tensor | np.ndarray):
         return value
@@ -325,7 +352,7 @@ def _gradient(value: Any, meta: Metadata, position: int, label: str) -> Any:
     if isinstance(value, bool | int | float | complex) and meta.shape == ():
         return np.asarray(value, dtype=meta.dtype)
     raise RuntimeError(
-        f"function {label}: expected Variable or None (got {type(value).__name__}) at position "
-        f"{position + 1}. Return a tuple with one Tensor, NumPy array or None per argument of "
-        "forward."
+        f"function {_label(function)}: expected Variable or None (got {type(value).__name__}) at "
+        f"position {position + 1}. Return a tuple with one Tensor, NumPy array or None per "
+        "argument of forward."
     )

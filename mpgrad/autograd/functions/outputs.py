@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ def outputs_of(
     if node is None:
         return outputs
     _check_saved(ctx, maker, produced, has_setup_context)
-    ctx._outputs = tuple(metadata_of(v) if isinstance(v, Tensor) else None for v in outputs)
+    ctx._outputs = tuple([metadata_of(v) if isinstance(v, Tensor) else None for v in outputs])
     before = maker.histories()
     node.finish(outputs, differentiable)
     for tensor, old_node, old_nr in before:
@@ -61,6 +61,9 @@ def _rebase(tensor: Tensor, node: FunctionNode, old_node: Node | None, old_nr: i
         rebase(tensor, new)
 
 
+_ARRAYS = (np.ndarray, np.generic)
+
+
 class _Outputs:
     """Makes the outputs of one call."""
 
@@ -73,14 +76,14 @@ class _Outputs:
         self._made: dict[int, Tensor] = {}
         #: Ids of the outputs that are declared non-differentiable.
         self._constant: set[int] = set()
-        for name, declared in (
-            ("mark_dirty", self._dirty),
-            ("mark_non_differentiable", self._excluded),
-        ):
-            _check_tensors(name, declared)
+        if self._dirty or self._excluded:
+            _check_tensors("mark_dirty", self._dirty)
+            _check_tensors("mark_non_differentiable", self._excluded)
 
     def check_dirty(self, produced: Sequence[Any]) -> None:
         """Check the inputs that were changed in place, and count the changes."""
+        if not self._dirty:
+            return
         for tensor in self._dirty:
             if not _contains(produced, tensor):
                 raise RuntimeError(
@@ -132,10 +135,14 @@ class _Outputs:
 
     def output(self, value: Any) -> Any:
         """``value`` as a tensor that may enter the graph; other objects than arrays unchanged."""
-        if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
-            return self._of_array(np.asarray(value))
         if not isinstance(value, Tensor):
+            if isinstance(value, _ARRAYS) and value.dtype.kind in "biufc":
+                return self._of_array(np.asarray(value))
             return value
+        if value._view is None and not (
+            value._requires_grad or self._excluded or self.is_input(value)
+        ):
+            return value  # forward has made it, and it is returned as it is
         if id(value) in self._made:
             return self._made[id(value)]
         made = self._of_tensor(value)
@@ -146,7 +153,7 @@ class _Outputs:
     def _of_array(self, array: np.ndarray[Any, Any]) -> Tensor:
         made = Tensor(array)
         for source in self._inputs:
-            if isinstance(source._array, np.ndarray) and np.may_share_memory(source._array, array):
+            if _may_share_memory(source._array, array):
                 made._version_counter = source._version_counter
                 made._view = view_without_steps(source)
                 break
@@ -181,8 +188,16 @@ class _Outputs:
         ]
 
 
-def _contains(values: Iterable[Any], wanted: Any) -> bool:
-    return any(value is wanted for value in values)
+def _may_share_memory(one: Any, array: np.ndarray[Any, Any]) -> bool:
+    if not isinstance(one, np.ndarray):
+        return False
+    # Nearly always each of both owns its memory.
+    are_apart = one is not array and one.base is None and array.base is None
+    return not are_apart and np.may_share_memory(one, array)
+
+
+def _contains(values: Sequence[Any], wanted: Any) -> bool:
+    return bool(values) and any(value is wanted for value in values)
 
 
 def _check_tensors(method: str, declared: Sequence[Any]) -> None:

@@ -60,6 +60,11 @@ class FunctionEvent:
         return self.name
 
     @property
+    def count(self) -> int:
+        """1, as averages have it."""
+        return 1
+
+    @property
     def cpu_time_total(self) -> float:
         """Microseconds."""
         return self.time_range.elapsed_us()

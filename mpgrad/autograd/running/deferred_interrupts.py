@@ -12,8 +12,8 @@ import _signal  # type: ignore[import-not-found]
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any, TypeAlias
 
@@ -68,29 +68,9 @@ class Interrupts:
 
     # ------------------------------------------------------------------ when it may interrupt
 
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
+    def deferred(self) -> AbstractContextManager[None]:
         """Defer signals while messages are handled."""
-        if threading.current_thread() is not threading.main_thread():
-            # Perhaps a helper thread, for which the main thread waits in user code.
-            with self._striking(False):
-                yield
-            return
-        owner = Interrupts._owner
-        if owner is not None:
-            with owner._striking(False), self._inside(owner):
-                yield
-            if owner._may_strike:
-                owner._strike()
-            return
-        Interrupts._owner = self
-        self._take_over()
-        try:
-            yield
-        finally:
-            self._give_back()
-            Interrupts._owner = None
-            self._strike()
+        return _Deferred(self)
 
     def _take_over(self) -> None:
         self._handlers = _handlers()
@@ -102,38 +82,13 @@ class Interrupts:
             if _signal.getsignal(number) == self._arrive:  # else user code has set another one
                 _signal.signal(number, handler)
 
-    @contextmanager
-    def allowed(self) -> Iterator[None]:
+    def allowed(self) -> AbstractContextManager[None]:
         """Allow signals during the sleep."""
-        if self._outer is not None:
-            with self._outer.allowed():
-                yield
-            return
-        # A signal interrupts the main thread, not the sleep of a helper thread. This must come
-        # before the check below: a signal in between would wait until the sleep ends.
-        with self._striking(threading.current_thread() is threading.main_thread()):
-            self._strike()
-            yield
+        return _Allowed(self)
 
     def user_code(self) -> AbstractContextManager[None]:
         """While a task of the client runs the user's code; its graph has to end, too."""
         return _UserCode(self)
-
-    @contextmanager
-    def _striking(self, may_strike: bool) -> Iterator[None]:
-        before, self._may_strike = self._may_strike, may_strike
-        try:
-            yield
-        finally:
-            self._may_strike = before
-
-    @contextmanager
-    def _inside(self, owner: Interrupts) -> Iterator[None]:
-        before, self._outer = self._outer, None if owner is self else owner
-        try:
-            yield
-        finally:
-            self._outer = before
 
     def _note(self, interrupt: KeyboardInterrupt) -> None:
         """It has struck the user's code."""
@@ -201,6 +156,76 @@ class Interrupts:
 
     def _age_ms(self) -> int:
         return 0 if self._since_s is None else int((self._clock() - self._since_s) * 1000)
+
+
+# These are entered several times in each backward, so they are no generators.
+
+
+class _Deferred(AbstractContextManager[None]):
+    """See ``Interrupts.deferred``."""
+
+    __slots__ = ("_interrupts", "_is_on_main_thread", "_outer", "_owner", "_struck")
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+        #: Whose signals are deferred for longer than this block; None if it is the outermost one.
+        self._owner: Interrupts | None = None
+
+    def __enter__(self) -> None:
+        interrupts = self._interrupts
+        self._outer = interrupts._outer
+        self._is_on_main_thread = threading.current_thread() is threading.main_thread()
+        if not self._is_on_main_thread:
+            # Perhaps a helper thread, for which the main thread waits in user code.
+            self._owner = interrupts
+        elif Interrupts._owner is not None:
+            self._owner = Interrupts._owner
+            interrupts._outer = None if self._owner is interrupts else self._owner
+        else:
+            Interrupts._owner = interrupts
+            interrupts._take_over()
+            return
+        self._struck, self._owner._may_strike = self._owner._may_strike, False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        interrupts, owner = self._interrupts, self._owner
+        if owner is None:
+            interrupts._give_back()
+            Interrupts._owner = None
+            interrupts._strike()
+            return
+        interrupts._outer = self._outer
+        owner._may_strike = self._struck
+        if self._struck and self._is_on_main_thread and kind is None:
+            owner._strike()
+
+
+class _Allowed(AbstractContextManager[None]):
+    """See ``Interrupts.allowed``."""
+
+    __slots__ = ("_interrupts", "_struck")
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+
+    def __enter__(self) -> None:
+        while self._interrupts._outer is not None:
+            self._interrupts = self._interrupts._outer
+        interrupts = self._interrupts
+        self._struck = interrupts._may_strike
+        try:
+            # A signal interrupts the main thread, not the sleep of a helper thread. This must come
+            # before the check below: a signal in between would wait until the sleep ends.
+            interrupts._may_strike = threading.current_thread() is threading.main_thread()
+            interrupts._strike()
+        except BaseException:
+            interrupts._may_strike = self._struck
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._interrupts._may_strike = self._struck
 
 
 class _UserCode(AbstractContextManager[None]):

@@ -6,11 +6,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from mpgrad.distributed.autograd.dist_backward import backward
 from mpgrad.distributed.futures import Future
 from mpgrad.distributed.rpc.current_service import DEFAULT, seconds, service
 from mpgrad.distributed.rpc.functions import async_execution
 from mpgrad.distributed.rpc.service import NO_VALUE, RpcService, WorkerInfo
 from mpgrad.scheduler.hosts.remote_values import Identity
+from mpgrad.tensors.tensor import Tensor
 
 
 class RRef:
@@ -91,6 +93,23 @@ class RRef:
         """The same; the methods give RRefs."""
         return _Proxy(self, "remote", timeout)
 
+    def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
+        """Run the backward of the value, which is a tensor.
+
+        Args:
+            dist_autograd_ctx_id: the autograd context; without it, the owner's ``.grad`` fields get
+                the gradients.
+            retain_graph: as in ``backward``.
+
+        Raises:
+            RuntimeError: the value is no tensor, or as in ``backward``.
+        """
+        if dist_autograd_ctx_id != -1:
+            backward(dist_autograd_ctx_id, [self], retain_graph)
+        else:
+            call = (self._value, retain_graph)
+            self._service.call(self._owner, _backward_of, call, {}, seconds(DEFAULT)).wait()
+
     def __repr__(self) -> str:
         kind = "OwnerRRef" if self.is_owner() else "UserRRef"
         return f"{kind}(RRefId = {self._value}, ForkId = {self._fork}, owner = {self._owner})"
@@ -149,6 +168,13 @@ def _arrived(owner: int, value: Identity, fork: Identity, parent: int) -> RRef:
 @async_execution
 def _value_of(value: Identity) -> Future:
     return service().value(value)
+
+
+def _backward_of(value: Identity, retain_graph: bool) -> None:
+    tensor = service().value(value).wait()
+    if not isinstance(tensor, Tensor):
+        raise RuntimeError("RRef should contain a tensor for .backward()")
+    tensor.backward(retain_graph=retain_graph)
 
 
 def _call_method(value: Identity, name: str, args: Any, kwargs: Any) -> Any:

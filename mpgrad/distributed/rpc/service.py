@@ -17,12 +17,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from mpgrad.distributed.autograd.contexts import DistAutogradContext, recording_in
+from mpgrad.distributed.autograd.crossing import NO_MESSAGE, Departure, arriving
+from mpgrad.distributed.autograd.dist_engine import DistEngine
 from mpgrad.distributed.futures import Future
 from mpgrad.distributed.group_member import Frames
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.rpc.call_pickles import packed, unpacked
 from mpgrad.distributed.rpc.calling_threads import CallingThreads
 from mpgrad.errors import HostLost
+from mpgrad.graph.node import (
+    begin_sequence_at,
+    continue_sequence_from,
+    upcoming_sequence_nr,
+)
 from mpgrad.scheduler.hosts.remote_values import (
     ConfirmFork,
     DropValue,
@@ -34,6 +42,7 @@ from mpgrad.scheduler.hosts.remote_values import (
     RemoteValues,
 )
 from mpgrad.wire.hosts import (
+    BackwardMessage,
     Call,
     CallEnded,
     ForkConfirmed,
@@ -45,6 +54,7 @@ from mpgrad.wire.hosts import (
 from mpgrad.wire.remote_error import decode_error, encode_error
 
 NO_VALUE = (-1, -1)
+NO_CONTEXT = -1
 
 #: Seconds between two looks at what is still under way.
 PAUSE_S = 0.01
@@ -64,6 +74,8 @@ class _Pending(NamedTuple):
     future: Future
     deadline: float
     what: str
+    #: In which it was made; its result belongs to it, too.
+    context: DistAutogradContext | None
 
 
 class RpcService:
@@ -97,6 +109,9 @@ class RpcService:
         #: (owner, value, fork) of references that have died; any thread appends.
         self._released: deque[tuple[int, Identity, Identity]] = deque()
         self._own = RpcReady(name, _digest_of_main())
+        self.autograd = DistEngine(
+            self.rank, f"rank {self.rank} ({name})", self._deliver, thread.ask, self.threads.run
+        )
         thread.ask(self._begin)
 
     def _begin(self) -> None:
@@ -141,30 +156,42 @@ class RpcService:
         Raises:
             TypeError: the function or an argument cannot travel.
         """
-        name = getattr(function, "__qualname__", repr(function))
-        frames = self._packed((function, tuple(args), kwargs), f"a call of {name}", to)
+        name = _name_of(function)
+        context = self.autograd.contexts.of_this_thread()
+        what = f"a call of {name}"
+        frames, message = self._packed((function, tuple(args), kwargs), what, to, context)
         future, number = Future(), next(self._numbers)
         deadline = time.monotonic() + timeout_s if timeout_s > 0 else math.inf
-        pending = _Pending(to, future, deadline, name)
+        pending = _Pending(to, future, deadline, name, context)
+        context_id = NO_CONTEXT
+        if context is not None:
+            context.state.span(to)
+            context_id = context.id
+        head = Call(number, value, fork, context_id, message, upcoming_sequence_nr())
 
         def begin() -> None:
             if to in self._lost:
                 future.set_exception(self._error(pending))
                 return
             self._pending[number] = pending
-            self._deliver(to, Call(number, value, fork), frames)
+            self._deliver(to, head, frames)
 
         self.thread.ask(begin)
         return future
 
-    def _packed(self, value: Any, what: str, to: int) -> Frames:
+    def _packed(
+        self, value: Any, what: str, to: int, context: DistAutogradContext | None
+    ) -> tuple[Frames, int]:
+        """The frames of ``value``, and its number as a message of ``context``."""
         mains = self._ready[to].main, self._own.main
-        return packed(
+        departure = Departure(context, to)
+        frames = packed(
             value,
             what,
             same_main=to == self.rank or (mains[0] == mains[1] != ""),
-            reduce=lambda obj: self._reduce_reference(obj, to),
+            reduce=lambda obj: self._reduce_reference(obj, to) or departure.reduced(obj),
         )
+        return frames, departure.record(self.autograd.contexts, what)
 
     def _deliver(self, to: int, message: RpcMessage, frames: Frames) -> None:
         if to != self.rank:
@@ -254,6 +281,8 @@ class RpcService:
                 self._note(ForkDropped(value, fork))
         elif isinstance(message, ForkConfirmed):
             self._passed_on.pop(message.fork, None)
+        elif isinstance(message, BackwardMessage):
+            self.autograd.handle(sender, message, frames)
         else:
             self._note_ready(sender, message)
 
@@ -270,6 +299,7 @@ class RpcService:
             if to == rank:
                 del self._passed_on[fork]
         self._note(HolderGone(rank))
+        self.autograd.gone(rank, cause)
 
     def expire(self, now: float) -> None:
         """Fail the calls that took too long."""
@@ -292,44 +322,70 @@ class RpcService:
         if message.value != NO_VALUE:
             result = self._values.setdefault(message.value, Future())
             self._note(ForkAdded(message.value, message.fork, caller, -1))
-        self.threads.run(lambda: self._run(caller, message.number, frames, result))
+        context = None
+        if message.context != NO_CONTEXT:
+            context = self.autograd.contexts.find_or_add(message.context)
+        if context is not None:
+            context.state.span(caller)
+        self.threads.run(lambda: self._run(caller, message, frames, result, context))
 
-    def _run(self, caller: int, number: int, frames: Frames, keep: Future | None) -> None:
+    def _run(
+        self,
+        caller: int,
+        message: Call,
+        frames: Frames,
+        keep: Future | None,
+        context: DistAutogradContext | None,
+    ) -> None:
         """On a thread of its own: call the function, and answer."""
-        done = Future()
-        done.add_done_callback(lambda done: self._answer(caller, number, done, keep))
-        try:
-            function, args, kwargs = unpacked(frames)
-            frames.clear()
-            value = function(*args, **kwargs)
-        except BaseException as error:
-            done.set_exception(error)
-            return
-        if getattr(function, "_mpgrad_async_execution", False):
-            if isinstance(value, Future):
-                value.add_done_callback(lambda inner: _follow(done, inner))
+        self.all_ready.wait()  # it may call others
+        begin_sequence_at(message.sequence_nr)
+        done, what = Future(), "the result of a call"
+        done.add_done_callback(
+            lambda done: self._answer(caller, message.number, done, keep, context, what)
+        )
+        with recording_in(context):
+            try:
+                with arriving(context, message.message, caller):
+                    function, args, kwargs = unpacked(frames)
+                what = f"the result of a call of {_name_of(function)}"
+                frames.clear()
+                value = function(*args, **kwargs)
+            except BaseException as error:
+                done.set_exception(error)
                 return
-            text = (
-                f"Functions decorated with @rpc.async_execution must return a Future, not {value!r}"
-            )
-            done.set_exception(RuntimeError(text))
-            return
-        done.set_result(value)
+            if not getattr(function, "_mpgrad_async_execution", False):
+                done.set_result(value)
+            elif isinstance(value, Future):
+                value.add_done_callback(lambda inner: _follow(done, inner))
+            else:
+                text = f"must return a Future, not {value!r}"
+                done.set_exception(
+                    RuntimeError(f"Functions decorated with @rpc.async_execution {text}")
+                )
 
-    def _answer(self, caller: int, number: int, done: Future, keep: Future | None) -> None:
-        error, value = done._error, done._value
+    def _answer(
+        self,
+        caller: int,
+        number: int,
+        done: Future,
+        keep: Future | None,
+        context: DistAutogradContext | None,
+        what: str,
+    ) -> None:
+        error, value, message = done._error, done._value, NO_MESSAGE
         if keep is not None:
             _follow(keep, done)
             error = value = None
         frames: Frames = []
         if error is None:
             try:
-                frames = self._packed(value, "the result of a call", caller)
+                frames, message = self._packed(value, what, caller, context)
             except TypeError as failure:
                 error = failure
         if error is not None:
             frames = [encode_error(error, f"rank {self.rank} ({self._own.name})")]
-        answer = CallEnded(number, error is not None)
+        answer = CallEnded(number, error is not None, message, upcoming_sequence_nr())
         with contextlib.suppress(RuntimeError):  # the group has ended
             self.thread.ask(lambda: self._reply(caller, answer, frames))
 
@@ -345,19 +401,28 @@ class RpcService:
             pending.future.set_exception(decode_error(bytes(frames[0])))
             return
         # Unpickling runs the user's code, which must not hold up the messages of others.
-        self.threads.run(lambda: _resolve(pending.future, frames))
+        self.threads.run(lambda: _resolve(pending, message, frames))
 
 
-def _resolve(future: Future, frames: Frames) -> None:
-    try:
-        value = unpacked(frames)
-    except BaseException as error:
-        future.set_exception(error)
-    else:
-        future.set_result(value)
+def _name_of(function: Callable[..., Any]) -> str:
+    name: str = getattr(function, "__qualname__", repr(function))
+    return name
+
+
+def _resolve(pending: _Pending, message: CallEnded, frames: Frames) -> None:
+    begin_sequence_at(message.sequence_nr)
+    with recording_in(pending.context):
+        try:
+            with arriving(pending.context, message.message, pending.to):
+                value = unpacked(frames)
+        except BaseException as error:
+            pending.future.set_exception(error)
+        else:
+            pending.future.set_result(value)
 
 
 def _follow(future: Future, done: Future) -> None:
+    continue_sequence_from(done._sequence_nr)
     if done._error is not None:
         future.set_exception(done._error)
     else:

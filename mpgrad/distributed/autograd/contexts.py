@@ -1,0 +1,180 @@
+"""The autograd contexts that this process knows: what crossed hosts in each, and its gradients."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mpgrad.base.thread_state import PerThread
+from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward, SendRpcBackward
+from mpgrad.errors import HostLost
+from mpgrad.graph.grad_modes import no_grad
+from mpgrad.scheduler.hosts.context_state import ContextState, Loss, ReleasedContexts
+from mpgrad.tensors.tensor import Tensor
+
+#: An id is the rank of the process that made it, then a number of this many bits.
+NUMBER_BITS = 48
+
+
+class DistAutogradContext:
+    """One context in this process. Thread-safe.
+
+    Args:
+        context_id: unique among all processes.
+        rank: of this process.
+    """
+
+    def __init__(self, context_id: int, rank: int) -> None:
+        self.id = context_id
+        self.state = ContextState(rank)
+        #: Held by a thread that runs a backward: one at a time, as they begin.
+        self.one_at_a_time = threading.RLock()
+        self._lock = threading.Lock()
+        self._sends: dict[int, SendRpcBackward] = {}
+        self._recvs: dict[int, RecvRpcBackward] = {}
+        self._gradients: dict[Tensor, Tensor] = {}
+        #: The backwards that run here, by their ids (``dist_engine.Part``).
+        self.parts: dict[tuple[int, int], Any] = {}
+
+    # ------------------------------------------------------------------ what is recorded
+
+    def add_send(self, node: SendRpcBackward) -> None:
+        """Tensors that require grad leave with a message."""
+        with self._lock:
+            self._sends[node.message] = node
+
+    def add_recv(self, node: RecvRpcBackward) -> None:
+        """Such tensors have come."""
+        with self._lock:
+            self._recvs[node.message] = node
+
+    def sends(self) -> dict[int, SendRpcBackward]:
+        """By message."""
+        with self._lock:
+            return dict(self._sends)
+
+    # ------------------------------------------------------------------ gradients
+
+    def accumulate(self, gradients: list[tuple[Tensor, Tensor]]) -> None:
+        """Add the gradients of a backward; earlier results of ``get_gradients`` do not change."""
+        with self._lock, no_grad():
+            for variable, gradient in gradients:
+                before = self._gradients.get(variable)
+                self._gradients[variable] = gradient if before is None else before + gradient
+
+    def gradients(self) -> dict[Tensor, Tensor]:
+        """By leaf, all that were added."""
+        with self._lock:
+            return dict(self._gradients)
+
+    # ------------------------------------------------------------------ PyTorch's names
+
+    def _context_id(self) -> int:
+        return self.id
+
+    def _send_functions(self) -> dict[int, SendRpcBackward]:
+        return self.sends()
+
+    def _recv_functions(self) -> dict[int, RecvRpcBackward]:
+        with self._lock:
+            return dict(self._recvs)
+
+    def _known_worker_ids(self) -> set[int]:
+        return set(self.state.hosts)
+
+
+class Contexts:
+    """All contexts of this process. Thread-safe.
+
+    Args:
+        rank: of this process.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._lock = threading.Lock()
+        self._contexts: dict[int, DistAutogradContext] = {}
+        self._released = ReleasedContexts()
+        self._ids = itertools.count(rank << NUMBER_BITS)
+        self._messages = itertools.count(rank << NUMBER_BITS)
+
+    def new(self) -> DistAutogradContext:
+        """A context of this process."""
+        with self._lock:
+            number = next(self._ids)
+            made = self._contexts[number] = DistAutogradContext(number, self.rank)
+        return made
+
+    def new_message(self) -> int:
+        """A number for a message that no other has."""
+        return next(self._messages)
+
+    def find(self, context_id: int) -> DistAutogradContext:
+        """The context of that number.
+
+        Raises:
+            RuntimeError: it was left, or nobody has used it here.
+            HostLost: a host that it spans has died.
+        """
+        found = self.known(context_id)
+        if found is not None:
+            return found
+        loss = self._released.loss(context_id)
+        if loss is not None:
+            raise HostLost(*loss, f"autograd context {context_id}")
+        raise RuntimeError(f"Could not find autograd context with id: {context_id}")
+
+    def known(self, context_id: int) -> DistAutogradContext | None:
+        """The context of that number; None if it is no more, or has never been here."""
+        with self._lock:
+            return self._contexts.get(context_id)
+
+    def find_or_add(self, context_id: int) -> DistAutogradContext | None:
+        """The context of that number, made where a call brings it; None if it is no more."""
+        with self._lock:
+            found = self._contexts.get(context_id)
+            if found is None and context_id not in self._released:
+                found = DistAutogradContext(context_id, self.rank)
+                self._contexts[context_id] = found
+            return found
+
+    def remove(self, context_id: int, loss: Loss | None = None) -> DistAutogradContext | None:
+        """The context is no more, perhaps since a process was lost."""
+        with self._lock:
+            self._released.add(context_id, loss)
+            return self._contexts.pop(context_id, None)
+
+    def of_this_thread(self) -> DistAutogradContext | None:
+        """The context in which this thread records; None if there is none, or it is no more."""
+        context = CURRENT.context
+        return None if context is None else self.known(context.id)
+
+    def all(self) -> list[DistAutogradContext]:
+        """Those that are there."""
+        with self._lock:
+            return list(self._contexts.values())
+
+
+# ---------------------------------------------------------------------------- of this thread
+
+
+class _ContextOfThread(PerThread):
+    """The context in which this thread records what crosses hosts."""
+
+    context: DistAutogradContext | None = None
+
+
+CURRENT = _ContextOfThread()
+
+
+@contextmanager
+def recording_in(context: DistAutogradContext | None) -> Iterator[None]:
+    """Record in ``context`` what crosses hosts on this thread."""
+    before, CURRENT.context = CURRENT.context, context
+    try:
+        yield
+    finally:
+        CURRENT.context = before

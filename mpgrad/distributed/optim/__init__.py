@@ -1,0 +1,14 @@
+"""Optimizers for parameters of several hosts, with the names of ``torch.distributed.optim``."""
+
+from __future__ import annotations
+
+from mpgrad.base.lazy import attach as _attach
+
+_HOME = {"DistributedOptimizer": "mpgrad.distributed.optim.distributed_optimizer"}
+
+#: Public names that are modules.
+_SUBMODULES = ()
+
+__all__ = [*_HOME]
+
+__getattr__, __dir__ = _attach(__name__, _HOME, first="mpgrad.tensor_methods")

@@ -1,0 +1,334 @@
+"""GraphSource: writes a graph out as straight-line source (see :mod:`mpgrad.engine.compiled`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from mpgrad.autograd.freezing.client_nodes import run_user_code
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.running.validate_outputs import described, require_number, validate_output
+from mpgrad.backends.blockwise import WHOLE_BYTES
+from mpgrad.backends.column_parts import count_parts
+from mpgrad.base.generated_code import listed
+from mpgrad.dispatch.operator_call import cpu
+from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.engine.lowered_formulas import LoweredFormulas
+from mpgrad.graph.node import InputMetadata
+from mpgrad.graph.registry import OPERATORS
+
+
+class GraphSource:
+    """``def backward(nodes, seeds, keeps, times)``, line by line.
+
+    Attributes:
+        lines: the source.
+        nodes: for each line the Node that it belongs to.
+        known: what its free names stand for.
+    """
+
+    def __init__(self, frozen: FrozenGraph) -> None:
+        self._frozen = frozen
+        self.lines: list[str] = []
+        self.nodes: list[int] = []
+        self.known: dict[str, Any] = {
+            "added": _added,
+            "asarray": np.asarray,
+            "clock": perf_counter,
+            "ndarray": np.ndarray,
+            "require_number": require_number,
+            "run_user_code": run_user_code,
+            "validated": validate_output,
+            "xp": cpu,
+        }
+        self.formulas = LoweredFormulas(self.known)
+        self._at, self._indent = frozen.spec.order[0], ""
+        #: The name of what has flowed into each input so far, and which of them are sums made here.
+        self._inflow: dict[tuple[int, int], str] = {}
+        self._sums: set[tuple[int, int]] = set()
+        #: For how many inputs and captures each name still stands.
+        self._uses: dict[str, int] = {}
+        #: The names of gradients that may be undefined: user code, or the derivative of an
+        #: operator, may give none.
+        self._optional: set[str] = set()
+        wanted: dict[int, list[tuple[int, int]]] = {}
+        for number, (at, input_nr) in enumerate(frozen.spec.captures):
+            wanted.setdefault(at, []).append((input_nr, number))
+        captured = ["None"] * len(frozen.spec.captures)
+        seeds = [f"seed{number}" for number in range(len(frozen.spec.seeds))]
+        self._write("def backward(nodes, seeds, keeps, times):")
+        self._indent = "    "
+        self._write(f"{listed([f'n{at}' for at in range(len(frozen.nodes))])} = nodes")
+        self._write(f"{listed(seeds)} = seeds")
+        for seed, target in zip(seeds, frozen.spec.seeds, strict=True):
+            self._flow(seed, target)
+        for self._at in frozen.spec.order:
+            count = len(frozen.nodes[self._at].input_metadata)
+            inputs = [self._inflow.pop((self._at, nr), None) for nr in range(count)]
+            for input_nr, number in wanted.get(self._at, ()):
+                name = inputs[input_nr]
+                if name is not None:
+                    captured[number] = name
+                    self._uses[name] += 1
+            if frozen.runs[self._at]:
+                self._write_node(inputs)
+            for name in inputs:
+                if name is not None:
+                    self._let_go(name)
+        self._write(f"return [{', '.join(captured)}]")
+        self._write_checks()
+
+    def _write_checks(self) -> None:
+        """Before anything is computed, or let go."""
+        lines = [f"    if seed{at} is None: return None" for at in range(len(self._frozen.seeds))]
+        for at, node in enumerate(self._frozen.nodes):
+            if isinstance(node, OperatorNode) and self._frozen.runs[at]:
+                # What the inputs of forward looked like: the tables do not say it.
+                look, this = f"look{at}", f"n{at}.input_info"
+                self.known[look] = node.input_info
+                lines.append(f"    if {this} is not {look} and {this} != {look}: return None")
+        lines += [f"    if not ({check}): return None" for check in self.formulas.checks]
+        self.lines[3:3] = lines
+        self.nodes[3:3] = [self._at] * len(lines)
+
+    def _write(self, line: str) -> None:
+        self.lines.append(self._indent + line)
+        self.nodes.append(self._at)
+
+    def _flow(self, name: str, target: tuple[int, int]) -> None:
+        """One more contribution to an input."""
+        before = self._inflow.get(target)
+        if before is None:
+            self._inflow[target] = name
+            self._uses[name] = self._uses.get(name, 0) + 1
+        elif not {before, name} & self._optional:
+            if target in self._sums:
+                self._write(f"{before} += {name}")
+                return
+            total = f"sum{target[0]}_{target[1]}"
+            self._write(f"{total} = asarray({before} + {name})")
+            self._inflow[target], self._uses[total] = total, 1
+            self._sums.add(target)
+            self._let_go(before)
+        else:
+            # It may be one of both, which others may have, too: it is not added to in place.
+            total = f"sum{target[0]}_{target[1]}_{len(self.lines)}"
+            self._write(f"{total} = added({before}, {name})")
+            self._inflow[target], self._uses[total] = total, 1
+            self._sums.discard(target)
+            if {before, name} <= self._optional:
+                self._optional.add(total)
+            self._let_go(before)
+
+    def _let_go(self, name: str) -> None:
+        """It stands for one input less: nothing is kept longer than it is needed."""
+        self._uses[name] -= 1
+        if not self._uses[name]:
+            self._write(f"del {name}")
+
+    def _write_node(self, inputs: list[str | None]) -> None:
+        node: Any = self._frozen.nodes[self._at]
+        expected = expected_of(self._frozen, self._at)
+        name = self._frozen.spec.nodes[self._at].name
+        self._write(f"# {described(name, node.input_metadata, expected)}")
+        self._write("if times is not None: times.append(clock())")
+        if isinstance(node, OperatorNode):
+            results = self._write_operator(node, name, inputs, expected)
+        else:
+            results = self._write_user_code(name, inputs, expected)
+        self._write("if times is not None: times.append(clock())")
+        for result, edge in zip(results, self._frozen.spec.nodes[self._at].edges, strict=True):
+            if edge is not None and result:
+                self._flow(result, edge)
+        for result in results:
+            if result and result not in self._uses:  # it is part of a sum by now
+                self._write(f"del {result}")
+
+    def _write_user_code(
+        self, name: str, inputs: list[str | None], expected: Sequence[InputMetadata | None]
+    ) -> list[str]:
+        """Call a Function's backward; the names of its results, "" where none is wanted."""
+        this, count = f"n{self._at}", len(expected)
+        results = [f"g{self._at}_{nr}" if meta else "" for nr, meta in enumerate(expected)]
+        self._write(f"grads = [{', '.join([one or 'None' for one in inputs])}]")
+        # It may change a gradient that nobody else holds.
+        for one in inputs:
+            if one is not None:
+                self._let_go(one)
+        inputs.clear()
+        needs = tuple([meta is not None for meta in expected])
+        self._write(f"found = run_user_code({this}, xp, grads, {needs})")
+        self._write("del grads")
+        self._write(f"require_number({name!r}, found, {count})")
+        self._write(f"{listed([result or '_' for result in results])} = found")
+        self._write("del found")
+        for nr, result in enumerate(results):
+            if result:
+                self._optional.add(result)
+                self._write_check(name, nr, result, expected[nr])
+        self._write(f"if not keeps: {this}.release_saved()")
+        self.formulas.are_behind_user_code = True
+        return results
+
+    def _write_operator(
+        self,
+        node: OperatorNode,
+        name: str,
+        inputs: Sequence[str | None],
+        expected: Sequence[InputMetadata | None],
+    ) -> list[str]:
+        """Run a rule, unless all that flows in is undefined; the names of the results, "" where
+        none is wanted."""
+        grad = inputs[0] or ""
+        results = [f"g{self._at}_{nr}" if meta else "" for nr, meta in enumerate(expected)]
+        if node.passes_on:
+            for nr, meta in enumerate(expected):
+                if meta == node.input_metadata[0]:
+                    results[nr] = grad
+        computed = [nr for nr, result in enumerate(results) if result and result != grad]
+        saves = any(kind in ("input", "result", "results") for _, kind, _ in _sources(node))
+        if not (saves or computed):
+            return results
+        unsure = [one for one in inputs if one is not None and one in self._optional]
+        may_skip = len(unsure) == len([one for one in inputs if one is not None])
+        if may_skip:
+            self._write(f"if {' or '.join([f'{one} is not None' for one in unsure]) or False}:")
+            self._indent += "    "
+        if saves:
+            self._write(f"saved = n{self._at}._saved")
+            self._write(f"if saved is None: n{self._at}.saved  # raises")
+        results = self._write_rule(node, inputs, expected, results, computed)
+        made = [result for result in results if result and result != grad]
+        if node.operator.name not in OPERATORS:
+            self._optional.update(made)
+        for nr, result in enumerate(results):
+            if result in made:
+                self._write_check(name, nr, result, expected[nr])
+        if saves:
+            self._write("del saved")
+        if may_skip:
+            if self.lines[-1].endswith(":"):  # a formula that gives its gradient on as it is
+                self._write("pass")
+            self._indent = self._indent[:-4]
+            self._optional.update(made)
+            if made:
+                self._write(f"else: {' = '.join(made)} = None")
+        if saves:
+            self._write(f"if not keeps and n{self._at}._saved: n{self._at}._saved = None")
+        return results
+
+    def _write_rule(
+        self,
+        node: OperatorNode,
+        inputs: Sequence[str | None],
+        expected: Sequence[InputMetadata | None],
+        results: list[str],
+        computed: Sequence[int],
+    ) -> list[str]:
+        """Compute some of the results; the names of all."""
+        grad = inputs[0] or ""
+        if are_plain_formulas(node, computed, expected):
+            for nr in computed:
+                results[nr] = self._write_formula(node, nr, grad, results[nr], expected[nr])
+            return results
+        grads = []
+        for one, meta in zip(inputs, node.input_metadata, strict=True):
+            zeros = f"xp.zeros({meta.shape}, {self._dtype(meta)})"
+            if one in self._optional and len(inputs) > 1:
+                grads.append(f"{zeros} if {one} is None else {one}")
+            else:
+                grads.append(one or zeros)
+        needs = tuple([meta is not None for meta in expected])
+        unpacked = listed([result or "_" for result in results])
+        self._write(f"{unpacked} = n{self._at}.apply(xp, [{', '.join(grads)}], {needs})")
+        return results
+
+    def _write_check(self, name: str, nr: int, result: str, meta: InputMetadata | None) -> None:
+        """What ``validate_output`` would change is seen in one line."""
+        assert meta is not None
+        form = f"form{self._at}_{nr}"
+        self.known[form] = meta
+        asked = f"{result} is not None and not" if result in self._optional else "not"
+        self._write(
+            f"if {asked} (type({result}) is ndarray and {result}.shape == {meta.shape} and "
+            f"{result}.dtype is {self._dtype(meta)} and {result}.flags.c_contiguous):"
+        )
+        self._write(f"    {result} = validated({name!r}, {nr}, {result}, {form}, xp)")
+
+    def _write_formula(
+        self, node: OperatorNode, nr: int, grad: str, name: str, expected: InputMetadata | None
+    ) -> str:
+        """Write the formula of an input out, or its call; the name of the gradient."""
+        assert expected is not None
+        lowered = self.formulas.lines(node, self._at, nr, grad, expected)
+        if lowered is None:
+            self._write(f"{name} = {self._formula(node, nr, grad)}")
+            return name
+        for line in lowered[0]:
+            self._write(line)
+        return lowered[1]
+
+    def _formula(self, node: OperatorNode, position: int, grad: str) -> str:
+        """The call of the formula for one input."""
+        operator, this = node.operator, f"n{self._at}"
+        wanted = []
+        for name in operator.asked_by(position):
+            array, plain = f"saved[{name!r}].array({this})", f"{this}.plain[{name!r}]"
+            if name == "grad":
+                wanted.append(grad)
+            elif name not in (*operator.inputs, "result"):
+                wanted.append(plain)
+            elif name == "result" or node.input_info[operator.inputs.index(name)] is not None:
+                wanted.append(array)
+            else:  # a tensor without gradient, or a number
+                wanted.append(f"({array} if {name!r} in saved else {plain})")
+        name = f"{operator.name}_{operator.inputs[position]}"
+        self.known[name] = operator.derivatives[operator.inputs[position]]
+        is_whole = wanted[:1] == [grad] and node.input_metadata[0].nbytes < WHOLE_BYTES
+        if operator.elementwise and not is_whole:
+            return f"xp.blockwise({', '.join([name, *wanted])})"
+        return f"{name}({', '.join(['xp', *wanted])})"
+
+    def _dtype(self, meta: InputMetadata) -> str:
+        name = meta.dtype.name if meta.dtype.isnative else f"swapped_{meta.dtype.name}"
+        self.known[name] = meta.dtype
+        return name
+
+
+def _added(first: Any, second: Any) -> Any:
+    """The sum of two gradients that may be undefined."""
+    if first is None or second is None:
+        return second if first is None else first
+    return np.asarray(first + second)
+
+
+def _sources(node: OperatorNode) -> Sequence[Any]:
+    """What the Node saved in forward."""
+    return node.operator.sources([info is not None for info in node.input_info])
+
+
+def are_plain_formulas(
+    node: OperatorNode, computed: Sequence[int], expected: Sequence[InputMetadata | None]
+) -> bool:
+    """Whether the gradients that are computed are one call of a formula each, and no more."""
+    operator, meta = node.operator, node.input_metadata[0]
+    if operator.variadic or operator.joint is not None or len(node.input_metadata) != 1:
+        return False
+    if operator.conjugates and meta.dtype.kind == "c":
+        return False
+    first = expected[0]
+    if operator.in_columns is not None and first is not None:
+        return count_parts(meta.shape, first.shape[-1]) == 1
+    asked = {name for nr in computed for name in operator.asked_by(nr)}
+    return not asked & {"grads", "needs", "index", "results"}
+
+
+def expected_of(frozen: FrozenGraph, at: int) -> list[InputMetadata | None]:
+    """What the consumer of each output of a Node expects."""
+    return [
+        None if edge is None else frozen.nodes[edge[0]].input_metadata[edge[1]]
+        for edge in frozen.spec.nodes[at].edges
+    ]

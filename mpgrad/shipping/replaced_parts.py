@@ -1,0 +1,54 @@
+"""ReplacedParts: what user code can replace at run time although no name of its own changes.
+
+These are builtins, methods of Tensor, fields of frozen dataclasses, and names of functions.
+"""
+
+from __future__ import annotations
+
+import builtins
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from mpgrad.shipping.constants import MISSING
+from mpgrad.shipping.findings import Fields, Survey
+from mpgrad.shipping.installed_state import is_replaced
+from mpgrad.shipping.process_state import DYNAMIC_BUILTINS, NAMES_AND_WORDS, is_own_builtin
+from mpgrad.tensors.tensor import Tensor
+
+
+class ReplacedParts:
+    """Part of a survey; what is found goes to ``found``, and is compared before each backward."""
+
+    def __init__(self, found: Survey) -> None:
+        self._found = found
+
+    def builtin(self, name: str, where: str) -> None:
+        """Code at ``where`` reads a name that its module does not have."""
+        value = vars(builtins).get(name, MISSING)
+        self._found.bindings.append((vars(builtins), name, value))
+        if name in DYNAMIC_BUILTINS and value is not MISSING:
+            self._found.problems.append(f"{where} calls {name}(), whose effect cannot be foreseen")
+        elif not is_own_builtin(name, value):
+            self._found.problems.append(
+                f"{where} reads the builtin `{name}`, which was put there at run time"
+            )
+
+    def methods_of_tensors(self, names: Iterable[str]) -> None:
+        """Code looks ``names`` up on objects that could not be followed."""
+        for name in sorted(names):
+            if (value := vars(Tensor).get(name)) is not None:
+                self._found.bindings.append((vars(Tensor), name, value))
+                if is_replaced(Tensor, name, value):
+                    self._found.problems.append(f"Tensor.{name} was replaced here")
+
+    def name_of(self, value: Any, attribute: str) -> None:
+        """Code reads ``value.__name__`` or its like."""
+        if attribute in NAMES_AND_WORDS and isinstance(value, types.FunctionType | type):
+            fields = Fields(value, (attribute,))
+            self._found.bindings.append((fields, attribute, fields.get(attribute, MISSING)))
+
+    def fields_of(self, value: Any) -> None:
+        """Code reads a frozen dataclass, which ``object.__setattr__`` changes."""
+        fields = Fields(value, vars(type(value))["__dataclass_fields__"])
+        self._found.bindings += [(fields, name, fields.get(name, MISSING)) for name in fields]

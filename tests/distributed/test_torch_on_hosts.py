@@ -1,0 +1,100 @@
+"""PyTorch's tests of distributed autograd and its optimizer, under their names, in four ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.ranks import Ran, run_ranks
+from tests.distributed.torch_on_hosts import IN_ONE_RANK
+
+SCRIPT = Path(__file__).with_name("torch_on_hosts.py").read_text()
+FOLDER = "testing/_internal/distributed/rpc"
+
+#: Of ``DistAutogradTest``, run one after another by the same processes.
+TOGETHER = """
+test_autograd_context test_nested_context test_graph_for_builtin_call test_graph_for_python_call
+test_graph_for_builtin_remote_call test_graph_for_python_remote_call test_graph_for_py_nested_call
+test_graph_for_py_nested_remote_call test_graph_for_py_nested_call_itself
+test_graph_for_py_nested_remote_call_itself test_no_graph_with_tensors_not_require_grad
+test_no_graph_with_tensors_not_require_grad_remote test_grad_only_on_return_value
+test_grad_only_on_return_value_remote test_rpc_complex_args test_remote_complex_args
+test_context_cleanup_tensor_with_grad test_context_cleanup_tensor_no_grad
+test_context_cleanup_no_tensors test_context_cleanup_nested_rpc test_worker_ids_recorded
+test_error_in_context test_backward_no_grad_on_tensor test_backward_simple test_backward_simple_self
+test_backward_rref test_backward_rref_multi test_backward_rref_nested test_trainer_ps
+test_backward_multiple_round_trips test_backward_different_tensor_dims test_backward_unused_tensors
+test_backward_multiple_output_tensors test_backward_autograd_engine_error
+test_backward_without_context test_backward_without_rpc test_backward_invalid_args
+test_backward_multiple_roots test_backward_different_dtypes test_backward_simple_python_udf
+test_backward_complex_python_udf test_backward_python_udf_error test_backwards_nested_python_udf
+test_mixed_requires_grad test_debug_info test_async_dist_autograd test_backward_accumulate_grads
+test_nested_backward_accumulate_grads test_multiple_backward test_multiple_backward_with_errors
+test_backward_verify_hooks test_no_grad_copy test_post_hooks test_thread_local_context_id
+test_dist_autograd_profiling
+"""
+
+#: Processes leave during these.
+ALONE = """
+test_backward_node_failure test_backward_node_failure_python_udf test_clean_context_during_backward
+"""
+
+#: It asserts that the backward hangs.
+HANGS_IN_TORCH = "test_backward_unused_send_function"
+
+OPTIMIZER = """
+test_dist_optim test_dist_optim_none_grads test_dist_optim_exception
+test_dist_optim_exception_on_constructor
+"""
+
+
+def folder() -> Path:
+    """The tests come with PyTorch, which is not imported."""
+    found = importlib.util.find_spec("torch")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("PyTorch is not installed")
+    return Path(found.submodule_search_locations[0]) / FOLDER
+
+
+def run(directory: Path, *arguments: str) -> Ran:
+    return run_ranks(directory, SCRIPT, 4, script_arguments=arguments, hangs_s=550)
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    tests = [f"DistAutogradTest.{name}" for name in TOGETHER.split()]
+    tests += [f"DistOptimizerTest.{name}" for name in OPTIMIZER.split()]
+    return run(tmp_path_factory.mktemp("together"), str(folder()), *tests)
+
+
+def check(ran: Ran, name: str) -> None:
+    said = [line for rank in range(4) for line in ran.lines[rank] if line.split()[0] == name]
+    assert said == [f"{name} passed"] * (1 if name in IN_ONE_RANK else 4), ran.errors
+
+
+@pytest.mark.hosts
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("name", (TOGETHER + OPTIMIZER).split())
+def test_torch(together: Ran, name: str) -> None:
+    check(together, name)
+
+
+@pytest.mark.hosts
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALONE.split())
+def test_torch_where_processes_leave(tmp_path: Path, name: str) -> None:
+    check(run(tmp_path, "--alone", str(folder()), f"DistAutogradTest.{name}"), name)
+
+
+@pytest.mark.hosts
+@pytest.mark.process
+@pytest.mark.slow
+def test_what_nobody_uses_keeps_nobody_waiting(tmp_path: Path) -> None:
+    ran = run(tmp_path, "--alone", str(folder()), f"DistAutogradTest.{HANGS_IN_TORCH}")
+    failed = [line for rank in range(4) for line in ran.lines[rank] if " failed: " in line]
+    assert len(failed) >= 1
+    assert all("self.assertTrue(t.is_alive())" in line for line in failed), failed
