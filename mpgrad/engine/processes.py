@@ -85,6 +85,8 @@ class CoordinatorProcess:
             self.pidfd = os.pidfd_open(self.pid)
             undo.callback(os.close, self.pidfd)
             self.arena = ForeignArena(os.dup(segment.fd), "engine arena", number=ENGINE_ARENA)
+            #: Who it hears: processes of this user.
+            self.user = os.geteuid()
             undo.pop_all()
         _running.add(self)
         segment.close()
