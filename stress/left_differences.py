@@ -28,7 +28,7 @@ _NOT_FINITE = r"^(nan|-?inf) in place of (nan|-?inf)(; (nan|-?inf) in place of (
 
 LEFT = (
     Left(
-        r"(linalg\.)?(svd|eigh?|eigvals|qr)",
+        r"(linalg\.)?(svd|eigh?|eigvals|qr|geqrf)",
         _VALUE,
         "signs and phases of vectors, and the order of complex eigenvalues, are LAPACK's choice",
     ),
@@ -106,7 +106,7 @@ LEFT = (
     Left(
         r"arcsin|arccos|asin|acos|arctanh|atanh|arccosh|acosh|arcsinh|asinh|tan|tanh|reciprocal|sqrt"
         r"|add|sub|subtract|rsub|mul|multiply|div|divide|true_divide|exp|log|sigmoid|pow|square"
-        r"|cumulative_trapezoid|trapezoid|trapz",
+        r"|cumulative_trapezoid|trapezoid|trapz|angle|rsqrt",
         r"(nan|inf) in place of|in place of -?(nan|inf)",
         "of infinite complex numbers and of 0 below a line: which part becomes NaN depends on how "
         "products are taken",
@@ -160,7 +160,8 @@ LEFT = (
         only_of="infinite",
     ),
     Left(
-        r"(linalg\.)?matrix_power|linalg\.multi_dot|cov|corrcoef",
+        r"(linalg\.)?matrix_power|linalg\.multi_dot|cov|corrcoef|\w+_window"
+        r"|special\.\w+_polynomial_\w+",
         _NOT_FINITE,
         "sums of infinities: which one is left depends on the order of operations",
     ),

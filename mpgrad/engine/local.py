@@ -153,16 +153,12 @@ def _run_in_order(
         The captured gradients, the sums that wait for Nodes that have not run, and how many have.
     """
     nodes, runs, specs = frozen.nodes, frozen.runs, frozen.spec.nodes
-    inflow = _Inflow(nodes, np.asarray if xp is cpu else xp.asarray)
-    for (at, input_nr), seed in zip(frozen.spec.seeds, frozen.seeds, strict=True):
-        if seed is not None:
-            inflow.add(at, input_nr, seed)
+    inflow = _Inflow(frozen, np.asarray if xp is cpu else xp.asarray)
     wanted = _captured_inputs(frozen)
     results: list[Any] = [None] * len(frozen.spec.captures)
     call_rule = _call_rule if not CUDA.in_use else _call_rule_on_device
     is_watched = anomaly.enabled and not engine_slot.is_inside_rule()
     grads: Any = None
-    outputs: Any = None
     for position, at in enumerate(frozen.spec.order):
         if stop is not None and stop():
             return results, inflow, position
@@ -228,11 +224,14 @@ def _pass_on(outputs: list[Any], edges: Sequence[Target | None], inflow: _Inflow
 class _Inflow:
     """The sums of each Node's inputs so far: PyTorch's InputBuffers, summed as they arrive."""
 
-    def __init__(self, nodes: Sequence[Node], asarray: Callable[[Any], Any]) -> None:
-        self._nodes, self._asarray = nodes, asarray
-        self._grads: list[list[Any] | None] = [None] * len(nodes)
+    def __init__(self, frozen: FrozenGraph, asarray: Callable[[Any], Any]) -> None:
+        self._nodes, self._asarray = frozen.nodes, asarray
+        self._grads: list[list[Any] | None] = [None] * len(frozen.nodes)
         #: Inputs whose gradient is a sum made here, which may be added to in place.
         self._sums: set[tuple[int, int]] = set()
+        for (at, input_nr), seed in zip(frozen.spec.seeds, frozen.seeds, strict=True):
+            if seed is not None:
+                self.add(at, input_nr, seed)
 
     def add(self, at: int, input_nr: int, grad: Any) -> None:
         """One more contribution."""

@@ -165,6 +165,7 @@ def _more_than_a_tensor(node: FunctionNode) -> str:
         tensor = saved._tensor if isinstance(saved, SavedTensor) else None
         if tensor is None:
             continue
+        # The package looks its names up when they are used, Tensor too.
         if type(tensor) is not Tensor and not is_installed_name(type(tensor)):
             return f"{article(type(tensor).__name__)}, of which a worker would get a Tensor"
         if vars(tensor):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.base.dtype import DType
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -74,6 +75,7 @@ def _are_ints(value: Any) -> bool:
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "Tensor": _is_tensor,
     "Number": _is_number,
+    "dtype": lambda value: isinstance(value, DType | np.dtype | type | str),
     "None": lambda value: value is None,
     "int": _is_int,
     "float": _is_number,
@@ -94,6 +96,7 @@ _WORDS = {
 #: What parameters of these names take where nothing else is said.
 _OF_NAMES = {
     **dict.fromkeys(("input", "other"), ("Tensor", "Number")),
+    "dtype": ("dtype", "None"),
     **dict.fromkeys(
         ("dim", "dims", "size", "shape", "s", "shifts"), ("int", "Sequence[int]", "None")
     ),

@@ -79,6 +79,8 @@ def histogramdd(
             f"histogramdd(): expected floating vectors, not {input.dtype} of {list(input.shape)}"
         )
     dims = input.shape[-1]
+    if not dims:
+        raise RuntimeError("histogramdd(): the vectors have no elements")
     points = on_host(input._array).reshape(-1, dims)
     given = list(bins) if isinstance(bins, list | tuple) else [bins] * dims
     if len(given) != dims:

@@ -23,6 +23,7 @@ __all__ = [
     "baddbmm",
     "bmm",
     "dot",
+    "ger",
     "inner",
     "linear",
     "matmul",
@@ -187,6 +188,9 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
     if input.ndim != 1 or vec2.ndim != 1:
         raise RuntimeError(f"outer: Expected 1-D arguments, got {input.ndim}D and {vec2.ndim}D")
     return mul(reshape(input, (-1, 1)), vec2)
+
+
+ger = outer
 
 
 def inner(input: Tensor, other: Tensor) -> Tensor:

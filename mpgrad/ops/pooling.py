@@ -302,7 +302,8 @@ def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:
         )
     if all(size) and not (image[0] % size[0] or image[1] % size[1]):
         return avg_pool2d(input, (image[0] // size[0], image[1] // size[1]))
-    return window_means(window_means(input, -1, size[1]), -2, size[0])
+    means = window_means(window_means(input, -1, size[1]), -2, size[0])
+    return means if means.numel() else cast(means, input.dtype)
 
 
 def window_means(input: Tensor, dim: int, count: int) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.backends.special_functions import scipy_special
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.ops.device_moves import beside
@@ -70,16 +71,19 @@ _FAMILIES: dict[str, tuple[Evaluate, str]] = {
 def _polynomial(name: str, evaluate: Evaluate, whose: str) -> Callable[[Any, Any], Tensor]:
     def function(input: Any, n: Any) -> Tensor:
         x, degree = real_tensors(name, input, n, float_result=True)
+        shape = broadcast_shape(x.shape, degree.shape)
         degrees = np.trunc(on_host(degree._array)).astype(np.int64)
-        places = on_host(x._array).astype(np.float64)
+        degrees = np.broadcast_to(degrees, shape).reshape(-1)  # SciPy knows 32 dimensions at most
+        places = np.broadcast_to(on_host(x._array).astype(np.float64), shape).reshape(-1)
         values = evaluate(scipy_special(), np.maximum(degrees, 0), places)
-        values = np.where(degrees < 0, 0.0, values)
-        return beside(x, np.asarray(values, x._array.dtype))
+        values = np.where(degrees < 1, np.where(degrees < 0, 0.0, 1.0), values)
+        return beside(x, np.asarray(values, x._array.dtype).reshape(shape))
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = (
         f"The polynomials of degree ``n`` of {whose}, without a derivative.\n\n"
-        "    Raises:\n        ImportError: SciPy is not installed.\n    "
+        "    Raises:\n        RuntimeError: the shapes do not fit together.\n"
+        "        ImportError: SciPy is not installed.\n    "
     )
     return function
 
@@ -92,8 +96,8 @@ def spherical_bessel_j0(input: Any) -> Tensor:
     """
     x = floating(input)
     refuse_complex("spherical_bessel_j0", x)
-    values = scipy_special().spherical_jn(0, on_host(x._array).astype(np.float64))
-    return beside(x, np.asarray(values, x._array.dtype))
+    values = scipy_special().spherical_jn(0, on_host(x._array).astype(np.float64).reshape(-1))
+    return beside(x, np.asarray(values, x._array.dtype).reshape(x.shape))
 
 
 #: The functions of ``mg.special`` that this file is responsible for.

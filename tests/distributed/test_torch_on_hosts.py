@@ -59,7 +59,7 @@ def folder() -> Path:
 
 
 def run(directory: Path, *arguments: str) -> Ran:
-    return run_ranks(directory, SCRIPT, 4, script_arguments=arguments, hangs_s=550)
+    return run_ranks(directory, SCRIPT, 4, script_arguments=arguments)
 
 
 @pytest.fixture(scope="module")

@@ -160,6 +160,9 @@ def test_a_module_runs_beside_bound_workers_and_a_directory_for_logs(tmp_path: P
     ]
 
 
+#: Seconds to wait for an engine to start beside many other programs.
+START_PATIENCE_S = 300.0
+
 WAITS = """
 import pathlib, sys, threading
 import mpgrad as mg
@@ -190,7 +193,9 @@ def test_a_signal_ends_the_script_and_every_worker(
         text=True,
         env={**os.environ, "PYTHONPATH": path_to(Path(mpgrad.__file__).parents[1])},
     )
-    assert wait_until(lambda: begun.exists() and len(begun.read_text().split()) == 2)
+    assert wait_until(
+        lambda: begun.exists() and len(begun.read_text().split()) == 2, START_PATIENCE_S
+    )
     workers = [int(pid) for pid in begun.read_text().split()]
     process.send_signal(number)
     printed, _ = process.communicate()
