@@ -84,10 +84,11 @@ class CoordinatorProcess:
             self.pid = self._process.pid
             self.pidfd = os.pidfd_open(self.pid)
             undo.callback(os.close, self.pidfd)
-            self.arena = ForeignArena(os.dup(segment.fd), "engine arena", number=ENGINE_ARENA)
+            self.arena = ForeignArena.over(segment, number=ENGINE_ARENA)
+            #: Who it hears: processes of this user.
+            self.user = os.geteuid()
             undo.pop_all()
         _running.add(self)
-        segment.close()
 
     def _spawn(
         self, segment: Segment, lifeline: int, options: EngineOptions

@@ -102,6 +102,26 @@ if __name__ == "__main__":
     assert run_script(script).stdout == "True True None\n"
 
 
+def test_an_engine_where_the_last_addresses_are_free(run_script: RunScript) -> None:
+    script = """
+import mpgrad as mg
+from mpgrad.engine.processes import ENGINE_ARENA_BYTES
+from mpgrad.shm.segment import Segment
+if __name__ == "__main__":
+    x = mg.ones(320, 320, requires_grad=True)
+    held = []
+    try:
+        while True:
+            held.append(Segment.create(ENGINE_ARENA_BYTES, "arena"))
+    except OSError:
+        held.pop().close()
+    with mg.Engine("process", cpu_workers=1):
+        (x * x).sum().backward()
+        print(x.grad[0, 0].item())
+"""
+    assert run_script(script).stdout == "2.0\n"
+
+
 def test_more_arenas_than_addresses(run_script: RunScript) -> None:
     script = """
 from mpgrad.shm.segment import Segment
