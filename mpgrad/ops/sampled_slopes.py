@@ -12,7 +12,7 @@ from mpgrad.ops.arithmetic import add, div, mul, neg, reciprocal, sub
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.indexing import narrow
-from mpgrad.ops.promotion import as_tensor_operand, floating
+from mpgrad.ops.promotion import floating
 from mpgrad.ops.shape import cat, reshape
 from mpgrad.tensors.tensor import Tensor
 
@@ -73,7 +73,8 @@ def _slope(x: Tensor, dim: int, spacing: Any, edge_order: int) -> Tensor:
         parts.append(_weighted(x, dim, 0, inside))
     elif length > 2:  # the sample itself does not count, not even an infinite one
         rise = sub(narrow(x, dim, 2, length - 2), narrow(x, dim, 0, length - 2))
-        parts.append(div(rise, mul(as_tensor_operand(spacing), 2)))
+        size = spacing.item() if isinstance(spacing, Tensor) else spacing
+        parts.append(div(rise, 2 * size))
     parts.append(_edge(x, dim, steps, edge_order, first=False))
     return cat(parts, dim)
 
