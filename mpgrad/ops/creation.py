@@ -232,6 +232,8 @@ def arange(
             f"arange(): upper bound and lower bound inconsistent with step sign: {start}, {end}, "
             f"{step}"
         )
+    if (end - start) / step > np.iinfo(np.int64).max:
+        raise RuntimeError("arange(): invalid size, possible overflow?")
     if dtype is None:
         whole = all(isinstance(value, int) for value in (start, end, step))
         dtype = np.int64 if whole else default_float()

@@ -21,7 +21,7 @@ __all__ = ["gradient"]
 
 def gradient(
     input: Tensor, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1
-) -> list[Tensor]:
+) -> tuple[Tensor, ...]:
     """The slope along each of ``dim``, by central differences inside and one-sided ones at ends.
 
     Args:
@@ -50,7 +50,7 @@ def gradient(
             f"{len(places)}, but got a list of length {len(spacing)}"
         )
     steps = list(spacing) if several else [spacing] * len(places)
-    return [_slope(x, d, step, edge_order) for d, step in zip(places, steps, strict=True)]
+    return tuple(_slope(x, d, step, edge_order) for d, step in zip(places, steps, strict=True))
 
 
 def _slope(x: Tensor, dim: int, spacing: Any, edge_order: int) -> Tensor:
@@ -69,8 +69,12 @@ def _slope(x: Tensor, dim: int, spacing: Any, edge_order: int) -> Tensor:
         div(before, mul(after, both)),
     )
     parts = [_edge(x, dim, steps, edge_order, first=True)]
-    if length > 2:
+    if length > 2 and isinstance(spacing, Tensor) and spacing.ndim:
         parts.append(_weighted(x, dim, 0, inside))
+    elif length > 2:  # the sample itself does not count, not even an infinite one
+        rise = sub(narrow(x, dim, 2, length - 2), narrow(x, dim, 0, length - 2))
+        size = spacing.item() if isinstance(spacing, Tensor) else spacing
+        parts.append(div(rise, 2 * size))
     parts.append(_edge(x, dim, steps, edge_order, first=False))
     return cat(parts, dim)
 
