@@ -163,9 +163,8 @@ def _run_in_order(
         if stop is not None and stop():
             return results, inflow, position
         grads = inflow.take(at)
-        if at in wanted:
-            for input_nr, number in wanted[at]:
-                results[number] = grads[input_nr]
+        for input_nr, number in wanted.get(at, ()):
+            results[number] = grads[input_nr]
         if not runs[at]:
             del grads  # a result has one holder
             continue

@@ -69,7 +69,7 @@ def _rule(form: Any, frozen: FrozenGraph, at: int) -> Rule:
         name = frozen.spec.nodes[at].name
         source = GraphSource(_graph_of_one(frozen, at))  # type: ignore[arg-type]
         text = "\n".join(source.lines) + "\n"
-        found = compiled("backward", text, source.known, f"backward {len(_rules)} of {name}")
+        found = compiled("backward", text, source.known, f"rule {len(_rules)} of {name}")
         _rules[form] = found
     return found
 

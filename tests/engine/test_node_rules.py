@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,10 +13,13 @@ import mpgrad as mg
 from mpgrad.engine import compiled, local, node_rules
 from tests.random_programs import random_program
 
+freeze_module = importlib.import_module("mpgrad.autograd.freezing.freeze")
+
 
 @pytest.fixture(autouse=True)
 def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Every graph is large; for each call of a rule, whether it gave anything."""
+    freeze_module._begin_anew_in_child()  # forgets all graphs
     monkeypatch.setattr(compiled, "NODES_MAX", 0)
     monkeypatch.setattr(node_rules, "NODES_MIN", 1)
     monkeypatch.setattr(local, "COMPILED_FROM_USE", 1)
@@ -34,6 +38,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     monkeypatch.setattr(local, "rules_of", lambda frozen: list(map(noted, rules_of(frozen))))
     with mg.Engine("local"):
         yield found
+    node_rules._forget_all()
+    freeze_module._begin_anew_in_child()
 
 
 def bits(*tensors: Any) -> list[Any]:
