@@ -49,7 +49,7 @@ _NAMES_OF = {
     "mpgrad.compilation.compile": "compile",
     "mpgrad.tensor_methods.array_text": "set_printoptions",
     "mpgrad.ops.creation": (
-        "tensor as_tensor from_numpy empty zeros ones full "
+        "tensor as_tensor from_numpy frombuffer empty zeros ones full "
         "empty_like zeros_like ones_like full_like arange linspace logspace eye "
         "tril_indices triu_indices is_tensor numel"
     ),
@@ -70,7 +70,7 @@ _NAMES_OF = {
     ),
     "mpgrad.ops.result_types": ("result_type promote_types can_cast is_floating_point is_signed"),
     "mpgrad.ops.interchange": "from_dlpack to_dlpack",
-    "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max where nonzero",
+    "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max clip where nonzero",
     "mpgrad.ops.rounding": "floor ceil trunc round sign floor_divide remainder",
     "mpgrad.ops.comparison": (
         "eq ne gt ge lt le not_equal greater greater_equal less less_equal "
@@ -100,7 +100,7 @@ _NAMES_OF = {
     "mpgrad.ops.scattering": ("scatter scatter_add index_add index_copy index_fill masked_scatter"),
     "mpgrad.ops.scatter_reductions": "index_reduce scatter_reduce",
     "mpgrad.ops.ordering": "sort argsort topk",
-    "mpgrad.ops.linalg": "matmul mm bmm dot inner vdot mv outer tensordot addmm baddbmm",
+    "mpgrad.ops.linalg": "matmul mm bmm dot inner vdot mv outer ger tensordot addmm baddbmm",
     "mpgrad.ops.joining": "broadcast_tensors concat concatenate hstack meshgrid row_stack vstack",
     "mpgrad.ops.einsum": "einsum",
     "mpgrad.ops.arrangements": (
@@ -155,6 +155,7 @@ _NAMES_OF = {
     "mpgrad.ops.pooling": "max_pool2d",
     "mpgrad.ops.dropout": "dropout",
     "mpgrad.serialization": "save load",
+    "mpgrad.func": "vmap",
     "mpgrad.backends.matmul_precision": (
         "set_float32_matmul_precision get_float32_matmul_precision"
     ),

@@ -69,6 +69,7 @@ from mpgrad.devices.device_arrays import set_default_device as set_default_devic
 from mpgrad.engine.engine import Engine as Engine
 from mpgrad.engine.engine import current_engine as current_engine
 from mpgrad.engine.engine import set_engine as set_engine
+from mpgrad.func import vmap as vmap
 from mpgrad.graph.anomaly import is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled
 from mpgrad.graph.anomaly import is_anomaly_enabled as is_anomaly_enabled
 from mpgrad.graph.grad_modes import enable_grad as enable_grad
@@ -119,6 +120,7 @@ from mpgrad.ops.bit_patterns import nextafter as nextafter
 from mpgrad.ops.choices import clamp as clamp
 from mpgrad.ops.choices import clamp_max as clamp_max
 from mpgrad.ops.choices import clamp_min as clamp_min
+from mpgrad.ops.choices import clip as clip
 from mpgrad.ops.choices import maximum as maximum
 from mpgrad.ops.choices import minimum as minimum
 from mpgrad.ops.choices import nonzero as nonzero
@@ -179,6 +181,7 @@ from mpgrad.ops.creation import empty as empty
 from mpgrad.ops.creation import empty_like as empty_like
 from mpgrad.ops.creation import eye as eye
 from mpgrad.ops.creation import from_numpy as from_numpy
+from mpgrad.ops.creation import frombuffer as frombuffer
 from mpgrad.ops.creation import full as full
 from mpgrad.ops.creation import full_like as full_like
 from mpgrad.ops.creation import is_tensor as is_tensor
@@ -233,6 +236,7 @@ from mpgrad.ops.linalg import addmm as addmm
 from mpgrad.ops.linalg import baddbmm as baddbmm
 from mpgrad.ops.linalg import bmm as bmm
 from mpgrad.ops.linalg import dot as dot
+from mpgrad.ops.linalg import ger as ger
 from mpgrad.ops.linalg import inner as inner
 from mpgrad.ops.linalg import matmul as matmul
 from mpgrad.ops.linalg import mm as mm

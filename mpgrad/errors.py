@@ -93,10 +93,13 @@ class SharedMemoryExhausted(MpgradError, MemoryError):
 
     def __init__(self, requested: int, used: int, limit: int, arena: str = "arena") -> None:
         self.requested, self.used, self.limit = requested, used, limit
+        raised = "Engine(shm_limit=...) or MPGRAD_SHM_LIMIT"
+        if "ulimit" in arena:
+            raised = "that limit of this process"
         super().__init__(
             f"the shared-memory {arena} cannot hold {requested:,} more bytes: {used:,} of "
-            f"{limit:,} bytes are in use. Raise Engine(shm_limit=...) or MPGRAD_SHM_LIMIT, or free "
-            "tensors (`del`, zero_grad(set_to_none=True))."
+            f"{limit:,} bytes are in use. Raise {raised}, or free tensors (`del`, "
+            "zero_grad(set_to_none=True))."
         )
 
     def __reduce__(self) -> tuple[object, ...]:

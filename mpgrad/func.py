@@ -19,10 +19,25 @@ from mpgrad.autograd import functional
 from mpgrad.autograd.backward import grad as gradients
 from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.graph.grad_modes import enable_grad, is_grad_enabled
+from mpgrad.nn.module import Module
 from mpgrad.ops.creation import from_numpy, zeros_like
+from mpgrad.ops.indexing import select
+from mpgrad.ops.shape import stack
 from mpgrad.tensors.tensor import Tensor
 
-__all__ = ["grad", "grad_and_value", "hessian", "jacrev", "value_and_grad", "vjp"]
+__all__ = [
+    "functional_call",
+    "grad",
+    "grad_and_value",
+    "hessian",
+    "jacfwd",
+    "jacrev",
+    "jvp",
+    "stack_module_state",
+    "value_and_grad",
+    "vjp",
+    "vmap",
+]
 
 Argnums = int | tuple[int, ...]
 
@@ -121,6 +136,174 @@ def vjp(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any
 def jacrev(func: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
     """The function that returns the Jacobian of ``func`` with respect to one argument."""
     return _with_respect_to(functional.jacobian, func, argnums)
+
+
+#: Here it is computed as ``jacrev``: there are no derivatives forward.
+jacfwd = jacrev
+
+
+def jvp(func: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """``func(*primals)``, and how it changes along ``tangents``.
+
+    ``func`` is differentiated twice backward.
+
+    Raises:
+        RuntimeError: ``tangents`` do not have the shapes of ``primals``.
+    """
+    nested = is_grad_enabled() and any(t.requires_grad for t in _leaves((primals, tangents)))
+    return functional.jvp(func, tuple(primals), tuple(tangents), create_graph=nested)
+
+
+def vmap(
+    func: Callable[..., Any],
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+    randomness: str = "error",
+    *,
+    chunk_size: int | None = None,
+) -> Callable[..., Any]:
+    """``func`` of each slice of the arguments, one after another; the results are stacked.
+
+    Args:
+        func: a function of Tensors, or of lists, tuples and dictionaries of them.
+        in_dims: along which dimension there are slices, for each argument or all; None: every call
+            gets the whole argument.
+        out_dims: where the slices are in the results.
+        randomness: without effect: each slice draws its own numbers.
+        chunk_size: without effect.
+
+    Returns:
+        A function of the same arguments. It can be differentiated.
+
+    Raises (when it is called):
+        ValueError: there is nothing to map over, or the lengths differ.
+    """
+
+    @wraps(func)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        dims = in_dims if isinstance(in_dims, tuple | list) else (in_dims,) * len(args)
+        if len(dims) != len(args):
+            raise ValueError(f"vmap: in_dims has {len(dims)} entries for {len(args)} arguments")
+        pairs = [*zip(args, dims, strict=True), *((value, 0) for value in kwargs.values())]
+        lengths = {n for value, dim in pairs for n in _lengths(value, dim)}
+        if len(lengths) != 1:
+            raise ValueError(
+                "vmap: expected all tensors to have the same size in the mapped dimension, got "
+                f"sizes {sorted(lengths)} for the mapped dimension"
+            )
+        found = [
+            func(
+                *(_slice(value, dim, at) for value, dim in zip(args, dims, strict=True)),
+                **{name: _slice(value, 0, at) for name, value in kwargs.items()},
+            )
+            for at in range(lengths.pop())
+        ]
+        return _stacked(found, out_dims)
+
+    return mapped
+
+
+def _lengths(tree: Any, dim: Any) -> Iterator[int]:
+    """The lengths of all leaves along ``dim``, which may be a tree of the same form."""
+    if dim is None:
+        return
+    if isinstance(dim, tuple | list):
+        for item, place in zip(tree, dim, strict=True):
+            yield from _lengths(item, place)
+    elif isinstance(dim, dict):
+        for key, item in tree.items():
+            yield from _lengths(item, dim[key])
+    else:
+        yield from (tensor.shape[dim] for tensor in _leaves(tree))
+
+
+def _slice(tree: Any, dim: Any, at: int) -> Any:
+    if dim is None:
+        return tree
+    if isinstance(dim, tuple | list):
+        return type(tree)(_slice(item, d, at) for item, d in zip(tree, dim, strict=True))
+    if isinstance(dim, dict):
+        return {key: _slice(item, dim[key], at) for key, item in tree.items()}
+    return _mapped(lambda t: select(t, dim, at) if isinstance(t, Tensor) else t, tree)
+
+
+def _stacked(found: list[Any], dim: Any) -> Any:
+    first = found[0]
+    if isinstance(first, list | tuple):
+        dims = dim if isinstance(dim, tuple | list) else (dim,) * len(first)
+        columns = zip(*found, strict=True)
+        return type(first)(_stacked(list(c), d) for c, d in zip(columns, dims, strict=True))
+    if isinstance(first, dict):
+        return {key: _stacked([item[key] for item in found], dim) for key in first}
+    if not isinstance(first, Tensor):
+        raise ValueError(f"vmap: the function must return Tensors, but it gave {type(first)}")
+    return first if dim is None else stack(found, dim)
+
+
+def functional_call(
+    module: Module,
+    parameter_and_buffer_dicts: Any,
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    tie_weights: bool = True,
+    strict: bool = False,
+) -> Any:
+    """``module(*args, **kwargs)`` with other Tensors for some of its parameters and buffers.
+
+    Args:
+        module: the Module, which is as before afterwards.
+        parameter_and_buffer_dicts: Tensors by name, or several such dictionaries.
+        args: one argument, or a tuple of them.
+        kwargs: arguments by name.
+        tie_weights: where one parameter has several names, each may stand for all.
+        strict: every parameter and buffer has to be given.
+
+    Raises:
+        RuntimeError: ``strict``, and a name is missing or unknown.
+    """
+    given: dict[str, Tensor] = {}
+    several = isinstance(parameter_and_buffer_dicts, list | tuple)
+    for part in parameter_and_buffer_dicts if several else [parameter_and_buffer_dicts]:
+        given |= part
+    places = {
+        f"{path}.{name}" if path else name: (table, name)
+        for path, inner in module._walk("")
+        for table in (inner._parameters, inner._buffers)
+        for name, value in table.items()
+        if value is not None
+    }
+    unknown, absent = set(given) - set(places), set(places) - set(given)
+    if strict and (unknown or absent):
+        raise RuntimeError(
+            f"functional_call: unexpected names {sorted(unknown)}, missing {sorted(absent)}"
+        )
+    held: dict[str, Any] = {name: table[last] for name, (table, last) in places.items()}
+    by_id = {id(held[name]): value for name, value in given.items() if name in held}
+    try:
+        for name, (table, last) in places.items():
+            tied = by_id.get(id(held[name]), held[name]) if tie_weights else held[name]
+            table[last] = given.get(name, tied)  # type: ignore[index]
+        given_args = () if args is None else args if isinstance(args, tuple) else (args,)
+        return module(*given_args, **(kwargs or {}))
+    finally:
+        for name, (table, last) in places.items():
+            table[last] = held[name]  # type: ignore[index]
+
+
+def stack_module_state(models: list[Module]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters of Modules of one kind, stacked, and their buffers, for ``vmap`` of
+    ``functional_call``."""
+    parameters, buffers = (
+        {name: stack([t.detach() for t in same]) for name, *same in _by_name(models, kind)}
+        for kind in ("named_parameters", "named_buffers")
+    )
+    return {name: value.requires_grad_() for name, value in parameters.items()}, buffers
+
+
+def _by_name(models: list[Module], kind: str) -> Iterator[list[Any]]:
+    for entries in zip(*(getattr(model, kind)() for model in models), strict=True):
+        yield [entries[0][0], *(tensor for _, tensor in entries)]
 
 
 def hessian(func: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:

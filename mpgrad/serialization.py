@@ -6,8 +6,12 @@ plain containers from it, unless the user trusts the file.
 
 from __future__ import annotations
 
+import os
 import pickle
-from collections.abc import Mapping
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from typing import IO, Any
 
@@ -17,6 +21,13 @@ from mpgrad.tensor_methods.copies import mapped_locations
 __all__ = ["load", "save"]
 
 File = str | PathLike[str] | IO[bytes]
+
+#: What pickle raises for bytes that it did not write.
+_DAMAGE = (
+    pickle.UnpicklingError,
+    EOFError,
+    *(IndexError, KeyError, OverflowError, TypeError, UnicodeDecodeError, ValueError),
+)
 
 #: All names that a file of tensors needs, by module. NumPy's core has had two names.
 _HARMLESS = {
@@ -39,17 +50,44 @@ def save(obj: Any, f: File) -> None:
     """Write ``obj`` to a file.
 
     Tensors keep their values, ``requires_grad`` and device; views become independent tensors, and
-    computed tensors become leaves.
+    computed tensors become leaves. A file that is there stays as it was until all is written.
 
     Args:
         obj: a tensor, a ``state_dict``, or anything else that can be pickled.
         f: a path, or a file open for writing bytes.
+
+    Raises:
+        OSError: the file cannot be written, for instance on a full disk.
     """
     if isinstance(f, str | PathLike):
-        with open(f, "wb") as file:
+        with _replacing(f) as file:
             pickle.dump(obj, file, protocol=5)
     else:
         pickle.dump(obj, f, protocol=5)
+
+
+@contextmanager
+def _replacing(path: str | PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file that takes the place of ``path`` when all is written, and vanishes if that fails.
+
+    Devices and pipes are written to directly.
+    """
+    target = os.path.realpath(path)
+    is_regular = not os.path.exists(target) or os.path.isfile(target)
+    written = f"{target}.{os.getpid()}.{secrets.token_hex(4)}" if is_regular else target
+    try:
+        with open(written, "xb" if is_regular else "wb") as file:
+            yield file
+        if is_regular:
+            if os.path.exists(target):
+                shutil.copymode(target, written)
+            os.replace(written, target)
+    except BaseException as error:
+        if is_regular and os.path.exists(written):
+            os.unlink(written)
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+        raise
 
 
 def load(
@@ -68,7 +106,8 @@ def load(
             it the file may run any code: use it only for files that you trust.
 
     Raises:
-        pickle.UnpicklingError: the file contains other objects, and ``weights_only`` is True.
+        pickle.UnpicklingError: the file is damaged or cut off, or it contains other objects, and
+            ``weights_only`` is True.
         RuntimeError: a tensor was saved from a GPU that is not here, and not mapped elsewhere.
     """
     if isinstance(f, str | PathLike):
@@ -80,7 +119,15 @@ def load(
 def _read(file: IO[bytes], map_location: Any, weights_only: bool) -> Any:
     reader = _Harmless(file) if weights_only else pickle.Unpickler(file)
     with mapped_locations(map_location):
-        return reader.load()
+        try:
+            return reader.load()
+        except _DAMAGE as error:
+            name = getattr(file, "name", None)
+            where = repr(name) if isinstance(name, str) else "the file"
+            said = str(error) or type(error).__name__
+            if not said.startswith("Weights only load failed"):
+                said = f"it is damaged, cut off, or no file of mg.save: {said}"
+            raise pickle.UnpicklingError(f"{where} cannot be loaded: {said}") from error
 
 
 class _Harmless(pickle.Unpickler):

@@ -9,7 +9,6 @@ none may wait for ever.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,13 +18,12 @@ import mpgrad as mg
 from mpgrad.autograd.freezing.recurring_graphs import walk
 from mpgrad.autograd.roots import check_roots
 from mpgrad.distributed.autograd.crossing import Departure, arriving
-from mpgrad.distributed.autograd.dist_engine import DistEngine
-from mpgrad.distributed.autograd.local_part import LocalPart
 from mpgrad.distributed.rpc.call_pickles import packed, unpacked
 from mpgrad.errors import HostLost
 from mpgrad.graph import node
 from mpgrad.tensors.tensor import Tensor, gradient_edge
 from mpgrad.wire.hosts import decode_head, encode_head
+from simulation.turns import TurningEngine, Turns
 
 HOSTS_MAX = 5
 CALLS_DEEP_MAX = 4
@@ -43,74 +41,13 @@ class RuleRaised(Exception):
     """What a rule of the program raises."""
 
 
-class Turns:
-    """Threads that take turns with the world: while one runs, the world waits."""
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._mine, self._worlds = threading.Semaphore(0), threading.Semaphore(0)
-        self.is_over = False
-        #: Whether it could go on.
-        self.is_ready: Callable[[], bool] = lambda: True
-        self._thread = threading.Thread(target=self._run, args=(function,), daemon=True)
-        self._thread.start()
-
-    def _run(self, function: Callable[[], None]) -> None:
-        self._mine.acquire()
-        _turns.of_this_thread = self
-        try:
-            function()
-        finally:
-            self.is_over = True
-            self._worlds.release()
-
-    def run_on(self) -> None:
-        """Let the thread run until it gives its turn back."""
-        self._mine.release()
-        self._worlds.acquire()
-
-    def give_back(self, is_ready: Callable[[], bool]) -> None:
-        """On the thread: wait until the world lets it run again."""
-        self.is_ready = is_ready
-        self._worlds.release()
-        self._mine.acquire()
-
-
-class _OfThread(threading.local):
-    of_this_thread: Turns
-
-
-_turns = _OfThread()
-
-
-class TurningPart(LocalPart):
-    """A part whose thread gives its turn back where it would wait, and where it sends."""
-
-    #: The message that it waits for; -1: none, or the host has been told.
-    awaited = -1
-
-    def _take(self, message: int) -> list[Any]:
-        if not self._is_ready(message):
-            self.awaited = message
-            _turns.of_this_thread.give_back(lambda: self._is_ready(message))
-            self.awaited = -1
-        return super()._take(message)
-
-    def send_gradients(self, node: Any, grads: list[Any]) -> None:
-        super().send_gradients(node, grads)
-        _turns.of_this_thread.give_back(lambda: True)
-
-
-class _Engine(DistEngine):
-    part_class = TurningPart
-
-
 class _Host:
     def __init__(self, world: BackwardWorld, rank: int) -> None:
         self.world, self.rank = world, rank
         self.requests: list[Callable[[], None]] = []
         self.threads: list[Turns] = []
         self.is_dead = False
-        self.engine = _Engine(
+        self.engine = TurningEngine(
             rank, f"rank {rank}", self._tell, self.requests.append, self._begin_thread
         )
 
@@ -152,7 +89,8 @@ class BackwardWorld:
         self.raising, self.has_raised = False, False
         self.context_id = self.hosts[0].engine.contexts.new().id
         self.dead = -1
-        #: The calls of hooks, by leaf: the order in which they ran.
+        #: The host of each operation, and the order in which their hooks ran.
+        self.operations: list[int] = []
         self.hooks: list[int] = []
         #: What the backward gave.
         self.result: list[bytes | None] = []
@@ -170,10 +108,7 @@ class BackwardWorld:
 
     def _leaf(self, host: int) -> Tensor:
         made = mg.tensor(self._numbers.standard_normal(3), requires_grad=True)
-        number = len(self.leaves)
         self.leaves.append((host, made))
-        if self.program.random() < 0.5:
-            made.register_hook(lambda grad: self._hook(number, grad))
         return made
 
     def _hook(self, number: int, grad: Tensor | None) -> None:
@@ -199,7 +134,7 @@ class BackwardWorld:
             elif chance < 0.55:
                 values.append(self._leaf(host))
             else:
-                values.append(self._operation(draw.choice(values), draw.choice(values)))
+                values.append(self._operation(host, draw.choice(values), draw.choice(values)))
             if later and draw.random() < 0.5:
                 results, number = later.pop(0)
                 node.continue_sequence_from(number)
@@ -209,7 +144,7 @@ class BackwardWorld:
             values += results
         return draw.sample(values, draw.randint(1, min(3, len(values))))
 
-    def _operation(self, a: Tensor, b: Tensor) -> Tensor:
+    def _operation(self, host: int, a: Tensor, b: Tensor) -> Tensor:
         kind = self.program.randrange(4)
         result: Tensor
         if kind == 0:
@@ -220,6 +155,10 @@ class BackwardWorld:
             result = a.sin() + b
         else:
             result = a - b * 1.3
+        # Not of leaves: those that one Node completes are in no order.
+        number = len(self.operations)
+        self.operations.append(host)
+        result.register_hook(lambda grad: self._hook(number, grad))
         if self.program.random() < 0.3:
             result.register_hook(self._maybe_raise)
         return result
@@ -452,7 +391,7 @@ class BackwardWorld:
                 raise BackwardWorldFailure(f"hooks ran in another order at rank {rank}")
 
     def _hooks_at(self, rank: int, hooks: Sequence[int]) -> list[int]:
-        return [number for number in hooks if self.leaves[number][0] == rank]
+        return [number for number in hooks if self.operations[number] == rank]
 
     def _compare_with_grad(self) -> None:
         plain = BackwardWorld(self.seed, 1, crosses=False)

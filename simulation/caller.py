@@ -366,7 +366,9 @@ class Caller:
         return tuple(refs)
 
     def _keep(self, dispatch: do.DispatchNodeTask) -> tuple[Block, ...]:
-        """A hook may keep the gradients that it got."""
+        """A hook may keep the gradients that it got, unless they were taken back already."""
+        if self._is_cut_off:
+            return ()
         inputs = [ref for slot in dispatch.inputs for ref in slot if isinstance(ref, Block)]
         kept = tuple(
             block

@@ -178,6 +178,8 @@ class MemoryDealer:
 
     def receive(self) -> list[bytes]:
         frames: list[bytes] = []
+        if self._is_cut:  # it has died in the middle of a turn
+            return frames
         for queue in self._inbox.values():
             frames.extend(queue)
             queue.clear()

@@ -169,6 +169,9 @@ class WorkerProcess:
     def wake(self) -> None:
         """Do nothing: user code has no threads here."""
 
+    def look_after(self) -> None:
+        """Do nothing: no user code runs here."""
+
     def start(self) -> None:
         """It has loaded all its modules."""
         if not self.is_alive or self._puts_off(self.start):

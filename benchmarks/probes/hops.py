@@ -254,6 +254,7 @@ ROWS = (
     ("client: gradients added to .grad", "end"),
 )
 _TOTAL, _RULES, _FIXED = "all of it", "of that in Functions", "the rest: the fixed cost"
+_AT_ONCE = "both workers at work at once"
 
 
 def timeline(notes: Sequence[Sequence[Note]], begin: float, end: float) -> dict[str, float] | None:
@@ -290,6 +291,9 @@ def timeline(notes: Sequence[Sequence[Note]], begin: float, end: float) -> dict[
     rows[_TOTAL] = end - begin
     rows[_RULES] = sum(ended) - sum(began)
     rows[_FIXED] = rows[_TOTAL] - rows[_RULES]
+    spans = [[at for note, at in found if note.startswith("rule")] for found in busy]
+    at_once = min(span[-1] for span in spans) - max(span[0] for span in spans)
+    rows[_AT_ONCE] = max(0.0, at_once) if len(spans) > 1 else 0.0
     return {name: 1e6 * seconds for name, seconds in rows.items()}
 
 
@@ -308,8 +312,8 @@ def _messages(notes: Sequence[Sequence[Note]], begin: float, end: float) -> tupl
     return len(sizes), sum(sizes)
 
 
-def show(directory: Path, used: dict[str, list[Usage]]) -> None:
-    """Print the medians of both kinds of backwards beside each other."""
+def show(directory: Path, used: dict[str, list[Usage]], share: float) -> None:
+    """Print both kinds of backwards beside each other: this quantile of each row."""
     files = sorted(directory.glob("*.json"), key=lambda file: (file.name[0] == "w", file.name))
     notes = [[(what, at) for what, at in json.loads(file.read_text())] for file in files]
     found: dict[str, list[dict[str, float]]] = {name: [] for name in KINDS}
@@ -327,9 +331,9 @@ def show(directory: Path, used: dict[str, list[Usage]]) -> None:
         if rows is not None:
             found[name].append(rows)
             messages[name].append(_messages(near, begin, end))
-    print(f"{'microseconds, medians':45}", *[f"{name:>28}" for name in KINDS])
-    for row in (*[name for name, _ in ROWS], _TOTAL, _RULES, _FIXED):
-        figures = [median(rows[row] for rows in found[name]) for name in KINDS]
+    print(f"{f'microseconds, quantile {share:g}':45}", *[f"{name:>28}" for name in KINDS])
+    for row in (*[name for name, _ in ROWS], _TOTAL, _RULES, _FIXED, _AT_ONCE):
+        figures = [np.quantile([rows[row] for rows in found[name]], share) for name in KINDS]
         print(f"{row:45}", *[f"{figure:28.0f}" for figure in figures])
     least = [min(rows[_FIXED] for rows in found[name]) for name in KINDS]
     print(f"{'its least':45}", *[f"{figure:28.0f}" for figure in least])
@@ -348,11 +352,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Where the time of a repeated backward goes.")
     parser.add_argument("--milliseconds", type=float, default=0.2, help="the loop of each branch")
     parser.add_argument("--backwards", type=int, default=200, help="of each kind")
+    parser.add_argument(
+        "--quantile", type=float, default=0.5, help="0.05 says more beside other programs"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         os.environ |= {_VARIABLE: directory, "MPGRAD_TEST_HOOK": f"{hook.__module__}:hook"}
         used = run(options.milliseconds, options.backwards)
-        show(Path(directory), used)
+        show(Path(directory), used, options.quantile)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from mpgrad.autograd.freezing.client_nodes import first_recorded_grad
@@ -28,6 +29,7 @@ from mpgrad.tensors.undo_log import UndoLog
 
 #: A commit of so many gradients pauses the garbage collector.
 HELD_ABOVE = 1000
+_NOTHING: AbstractContextManager[object] = nullcontext()
 
 #: The number of commits of this process; a change shows that there was one in between.
 _commits = 0
@@ -66,11 +68,10 @@ def _commit_first(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> bool
     No signal interrupts a call that runs no Python code, so none has to be deferred.
     """
     global _commits
-    if len(captured) >= HELD_ABOVE:
-        return False
+    holds = collector_held() if len(captured) >= HELD_ABOVE else _NOTHING
     leaves: list[Tensor] = []
     grads: list[Tensor] = []
-    with grad_lock():
+    with holds, grad_lock():
         before = _commits
         for sink, (array, exclusive) in zip(frozen.sinks, captured, strict=True):
             if array is None:

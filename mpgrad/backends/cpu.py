@@ -363,23 +363,7 @@ class CpuBackend(cpu_matrices.Matrices):
     def take_along_axis(self, x: Array, indices: Array, axis: int) -> Array:
         return np.take_along_axis(x, indices, axis)
 
-    def scatter_along_axis(self, x: Array, indices: Array, axis: int, size: int) -> Array:
-        """Zeros, ``size`` long along ``axis``, with ``x`` added at ``indices``.
-
-        The adjoint of ``take_along_axis``; repeated indices add up in the order of the elements.
-        """
-        shape = list(x.shape)
-        shape[axis] = size
-        out = self.zeros(tuple(shape), x.dtype)
-        steps = [step // out.itemsize for step in out.strides]
-        places = np.remainder(indices, size) * steps[axis]
-        for other, length in enumerate(x.shape):
-            if other != axis:
-                along = [1] * x.ndim
-                along[other] = length
-                places += (np.arange(length) * steps[other]).reshape(along)
-        np.add.at(out.reshape(-1), places.reshape(-1), x.reshape(-1))
-        return out
+    scatter_along_axis = cpu_views.scatter_along_axis
 
     # ------------------------------------------------------------------ places
 

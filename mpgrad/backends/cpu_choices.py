@@ -28,6 +28,11 @@ SMALL = LARGE_BYTES // 16 - 1
 _INTEGERS: dict[int, Any] = {2: np.int16, 4: np.int32, 8: np.int64}
 
 
+#: NumPy's own functions without the Python code that asks other libraries' arrays first.
+direct_where: Any = getattr(np.where, "_implementation", np.where)
+may_share_memory: Any = getattr(np.may_share_memory, "_implementation", np.may_share_memory)
+
+
 def where(xp: CpuBackend, condition: Array, a: Any, b: Any) -> Array:
     """``a`` where ``condition`` holds, else ``b``."""
     shape = condition.shape
@@ -36,11 +41,11 @@ def where(xp: CpuBackend, condition: Array, a: Any, b: Any) -> Array:
         and getattr(a, "shape", ()) in (shape, ())
         and getattr(b, "shape", ()) in (shape, ())
     ):
-        return np.where(condition, a, b)
+        return direct_where(condition, a, b)
     dtype = np.result_type(a, b)
     shape = joint_shape(condition, a, b)
     if math.prod(shape) * dtype.itemsize < LARGE_BYTES:
-        return np.where(condition, a, b)
+        return direct_where(condition, a, b)
     out = xp.empty(shape, dtype)
     bits = _INTEGERS.get(dtype.itemsize)
     if bits is None or dtype.kind != "f":

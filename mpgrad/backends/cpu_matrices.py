@@ -24,6 +24,19 @@ class Matrices:
     def copysign(self, a: Array, b: Array) -> Array:
         return np.asarray(np.copysign(a, b))
 
+    def nextafter(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.nextafter(a, b))
+
+    def frexp(self, x: Array) -> tuple[Array, Array]:
+        mantissa, exponent = np.frexp(x)
+        return np.asarray(mantissa), np.asarray(exponent)
+
+    def left_shift(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.left_shift(a, b))
+
+    def right_shift(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.right_shift(a, b))
+
     def special(self, name: str, *operands: Any) -> Array:
         """A function of ``backends.special_functions``."""
         special = special_functions.scipy_special()

@@ -142,6 +142,28 @@ def may_overlap(x: Array) -> bool:
 AT_MOST = 32
 
 
+def scatter_along_axis(xp: CpuBackend, x: Array, indices: Array, axis: int, size: int) -> Array:
+    """Zeros, ``size`` long along ``axis``, with ``x`` added at ``indices``.
+
+    The adjoint of ``take_along_axis``; repeated indices add up in the order of the elements.
+    """
+    shape = list(x.shape)
+    shape[axis] = size
+    out = xp.zeros(tuple(shape), x.dtype)
+    if axis == 1 and indices.ndim == 2 and indices.shape[1] == 1:  # none is repeated
+        out[np.arange(len(out)), indices[:, 0]] = x[:, 0]
+        return out
+    steps = [step // out.itemsize for step in out.strides]
+    places = np.remainder(indices, size) * steps[axis]
+    for other, length in enumerate(x.shape):
+        if other != axis:
+            along = [1] * x.ndim
+            along[other] = length
+            places += (np.arange(length) * steps[other]).reshape(along)
+    np.add.at(out.reshape(-1), places.reshape(-1), x.reshape(-1))
+    return out
+
+
 def add_at(out: Array, places: tuple[Any, ...], x: Array) -> None:
     """``out[places] += x``, in the order of the elements, so that repeated places add up."""
     if out.ndim > AT_MOST:

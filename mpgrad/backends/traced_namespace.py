@@ -17,6 +17,10 @@ from mpgrad.backends.array_proxies import ArrayProxy, NumberProxy
 from mpgrad.backends.blockwise import WHOLE_BYTES
 from mpgrad.backends.broadcasting import stretched_axes
 from mpgrad.backends.cpu import LARGE_BYTES, CpuBackend, complete_key
+from mpgrad.backends.cpu_choices import direct_where
+
+#: The characters of a number that a name cannot have: no two numbers get one name.
+_IN_NAMES = str.maketrans({".": "_", "-": "minus", "+": "plus"})
 
 #: ``(namespace, result, *arguments) -> expression``, or None where there is none.
 Lowering = Callable[..., str | None]
@@ -46,6 +50,7 @@ class TracedNamespace:
 
     def __init__(self, program: ArrayProgram, xp: CpuBackend, *, is_fixed: bool) -> None:
         self._program, self._xp, self.is_fixed = program, xp, is_fixed
+        self._constants: dict[Any, ArrayProxy] = {}
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._xp, name)
@@ -146,6 +151,17 @@ class TracedNamespace:
         """Arguments."""
         return ", ".join([self._program.text(value) for value in values])
 
+    def constant(self, value: Any, dtype: np.dtype[Any]) -> Any:
+        """A number beside an array of that dtype as an array, which NumPy need not convert."""
+        if dtype.kind != "f" or type(value) not in (float, int):
+            return value
+        key = (repr(value), dtype)
+        if key not in self._constants:
+            made = np.array(value, dtype)
+            name = f"{dtype.name}_{repr(value).translate(_IN_NAMES)}"
+            self._constants[key] = ArrayProxy(self._program, made, self._program.bound(made, name))
+        return self._constants[key]
+
     def name(self, function: Any) -> str:
         """A function of NumPy's."""
         return self._program.bound(function, function.__name__)
@@ -183,7 +199,9 @@ def _array(xp: TracedNamespace, expression: str, result: Any) -> str:
 
 def _elementwise(ufunc: Any) -> Lowering:
     def lower(xp: TracedNamespace, result: Any, *operands: Any) -> str:
-        given = xp.text(*operands) + ("" if result.ndim < 2 else xp.order(*operands))
+        dtypes = [array.dtype for array in operands if type(array) is ArrayProxy]
+        given = xp.text(*[xp.constant(operand, dtypes[0]) for operand in operands])
+        given += "" if result.ndim < 2 else xp.order(*operands)
         return _array(xp, f"{xp.name(ufunc)}({given})", result)
 
     return lower
@@ -216,7 +234,8 @@ def _where(xp: TracedNamespace, result: Any, condition: Any, a: Any, b: Any) -> 
     shapes = [getattr(x, "shape", ()) for x in (a, b)]
     if any(shape not in ((), condition.shape) for shape in shapes) or not result.ndim:
         return None
-    return f"{xp.name(np.where)}({xp.text(condition, a, b)})"
+    given = [condition, *[xp.constant(x, result.dtype) for x in (a, b)]]
+    return f"{xp.name(direct_where)}({xp.text(*given)})"
 
 
 def _transpose(xp: TracedNamespace, result: Any, x: Any, axes: Any) -> str:

@@ -20,8 +20,6 @@ INSTEAD = {
     "mpgrad.jit": "the function itself",
     "mpgrad.multiprocessing": "multiprocessing",
     "mpgrad.set_num_threads": "mpgrad.Engine(blas_threads=...)",
-    "mpgrad.vmap": "a batch dimension",
-    "mpgrad.nn.DataParallel": "mpgrad.nn.parallel.DistributedDataParallel",
 }
 DOCUMENTATION = "https://pytorch.org/docs says what it does, dir(%s) what is here"
 

@@ -43,7 +43,7 @@ class TracedBackward:
         try:
             with blas_limit(threads):
                 seeds = tuple([_seed(program, seed) for seed in frozen.seeds])
-                found = gradients_of_nodes(frozen._replace(seeds=seeds), program.namespace, [])
+                found = gradients_of_nodes(frozen._replace(seeds=seeds), program.namespace)
         finally:
             program.write("pass")
             program.indent = program.indent[4:]

@@ -418,6 +418,8 @@ class CudaBackend:
 
     copysign, fmod, heaviside = _same("copysign"), _same("fmod"), _same("heaviside")
     gcd, lcm, signbit = _same("gcd"), _same("lcm"), _same("signbit")
+    nextafter, frexp = _same("nextafter"), _same("frexp")
+    left_shift, right_shift = _same("left_shift"), _same("right_shift")
 
     def special(self, name: str, *operands: Any) -> Any:
         """A function of ``backends.special_functions``."""

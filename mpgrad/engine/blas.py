@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
@@ -17,11 +18,11 @@ from threadpoolctl import ThreadpoolController
 _lock = threading.Lock()
 #: How many limits each thread holds.
 _holders: dict[int, int] = {}
-_controllers: list[Any] = []
+_functions: list[tuple[Callable[[], int], Callable[[int], object]]] = []
 #: The number of modules when the libraries were last searched: SciPy brings one of its own.
 _modules = 0
-#: The limited libraries, and their numbers of threads before.
-_before: list[tuple[Any, int]] = []
+#: What limits a library that is limited, and its number of threads before.
+_before: list[tuple[Callable[[int], object], int]] = []
 
 
 class blas_limit:
@@ -36,11 +37,11 @@ class blas_limit:
         self._thread = threading.get_ident()
         with _lock:
             if not _holders:
-                for library in _libraries():
-                    count = library.num_threads
+                for threads_of, limit in _libraries():
+                    count = threads_of()
                     if count != self._threads:
-                        _before.append((library, count))
-                        _set(library, self._threads)
+                        _before.append((limit, count))
+                        limit(self._threads)
             _holders[self._thread] = _holders.get(self._thread, 0) + 1
 
     def __exit__(self, *exc: object) -> None:
@@ -52,27 +53,38 @@ class blas_limit:
                 _restore()
 
 
-def _libraries() -> list[Any]:
-    """The BLAS libraries of this process. The search takes milliseconds: only after imports.
+def _libraries() -> list[tuple[Callable[[], int], Callable[[int], object]]]:
+    """For each BLAS library of this process what gives its number of threads, and what sets it.
+    The search takes milliseconds: only after imports.
 
     The list does not change while they are limited, so that each gets its own number back.
     """
-    global _controllers, _modules
+    global _functions, _modules
     if not _holders and len(sys.modules) != _modules:
         found = ThreadpoolController().select(user_api="blas")
-        _controllers, _modules = list(found.lib_controllers), len(sys.modules)
-    return _controllers
+        _functions, _modules = list(map(_functions_of, found.lib_controllers)), len(sys.modules)
+    return _functions
 
 
-def _set(library: Any, count: int) -> None:
-    # From 3.8 on threadpoolctl obeys only the first thread that ever set a limit. This calls what
-    # it calls then: one counter acts for all threads.
-    getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
+def _functions_of(library: Any) -> tuple[Callable[[], int], Callable[[int], object]]:
+    # From 3.8 on threadpoolctl obeys only the first thread that ever set a limit. This is what it
+    # calls then: one counter acts for all threads.
+    limit = getattr(library, "_real_set_num_threads", library.set_num_threads)
+    if library.internal_api == "openblas" and library.threading_layer != "openmp":
+        # The library's own functions: looking their names up takes longer than they do.
+        symbol = getattr(library, "_get_symbol", lambda name: None)
+        threads_of, own_limit = map(
+            symbol, ("openblas_get_num_threads", "openblas_set_num_threads")
+        )
+        if threads_of is not None and own_limit is not None:
+            return threads_of, own_limit
+    return library.get_num_threads, limit
 
 
 def _restore() -> None:
     while _before:
-        _set(*_before.pop())
+        limit, count = _before.pop()
+        limit(count)
 
 
 def _leave_others_in_child() -> None:

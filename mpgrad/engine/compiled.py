@@ -31,7 +31,7 @@ KEPT_NODES_MAX = 20_000
 def compiled_graph(frozen: FrozenGraph) -> Compiled | str:
     """What runs graphs with these tables, or why there is no such thing."""
     if len(frozen.nodes) > NODES_MAX:
-        return f"it has more than {NODES_MAX} Nodes"
+        return f"it has more than {NODES_MAX} Nodes (each form of Node has source of its own)"
     return Compiled(frozen) if any(frozen.runs) else "no Node runs"
 
 

@@ -130,7 +130,11 @@ class Execution:
                 self._counters.note_recovery()
 
     def _ready(self, frozen: FrozenGraph) -> Ready:
-        return self.preparation.ready(frozen, has_workers=self.sessions.is_ready)
+        preparation = self.preparation
+        ready = preparation.here(frozen)
+        if ready is None:
+            ready = preparation.ready(frozen, has_workers=self.sessions.is_ready)
+        return ready
 
     def _until_workers_are_ready(
         self, frozen: FrozenGraph, start_at: float

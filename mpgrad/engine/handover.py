@@ -21,7 +21,7 @@ from mpgrad.autograd.functions.function_node import (
 )
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.base import config
-from mpgrad.base.handles import INLINE_LIMIT_BYTES, GradientRef
+from mpgrad.base.handles import GradientRef
 from mpgrad.devices.device_arrays import is_array
 from mpgrad.devices.device_handover import DeviceHandover
 from mpgrad.dispatch.operator_node import OperatorNode
@@ -30,7 +30,7 @@ from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.prepared import PreparedGraph
 from mpgrad.engine.spot_checks import SpotChecks, can_travel
 from mpgrad.graph.anomaly import mode as anomaly
-from mpgrad.scheduler.chunks import chunk_ends, in_chunks
+from mpgrad.scheduler.chunks import SMALL_GRAPH, chunk_ends, in_chunks
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.plan_tables import NodeTaskSpec
 from mpgrad.shipping.attributes import pack_attributes
@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 Array: TypeAlias = np.ndarray[Any, Any]
 
 T = TypeVar("T")
+
+#: The bytes of all programs of a graph that travel inside its message.
+PROGRAMS_INLINE_BYTES = 16 << 10
 
 #: The number of encoded descriptions of Functions' contexts that are kept.
 DESCRIPTIONS_MAX = 1024
@@ -81,6 +84,8 @@ class Handover(PackedArrays):
         self._tells_failures = config.post_mortem()
         self.numpy_errors = changed_numpy_errors()
         self._surroundings = b""
+        #: Where the code of Functions lies, by its id.
+        self._shipped: dict[str, PackedArray] = {}
 
     def connect(self, coordinator: CoordinatorProcess) -> None:
         """Hand the graph over to the workers of ``coordinator``."""
@@ -135,14 +140,16 @@ class Handover(PackedArrays):
     def programs(self, tasks: range) -> list[tuple[tuple[int, int], bytes]]:
         """Encode the programs of some tasks; return for each its place in the arena, and itself.
 
-        If they are short, they travel inside the message, which costs less than a block does. Tasks
-        of the client need no program.
+        If they are short, they travel inside the message, which costs less than a block does; not
+        those of many tasks, which the coordinator's journal would keep. Tasks of the client need no
+        program.
         """
         encoded = [
             b"" if self._graph.plan.tasks[task].on_client else encode_program(self._program(task))
             for task in tasks
         ]
-        if sum(map(len, encoded)) <= INLINE_LIMIT_BYTES:
+        is_small = len(self._graph.plan.tasks) <= SMALL_GRAPH
+        if is_small and sum(map(len, encoded)) <= PROGRAMS_INLINE_BYTES:
             return [((0, 0), data) for data in encoded]
         start = self._located(self._store(b"".join(encoded)))[0]
         placed = []
@@ -222,9 +229,12 @@ class Handover(PackedArrays):
                 f"{node.name()} cannot be sent to a worker: what its ctx holds cannot be pickled "
                 f"({error}). Set run_on = 'client' on the Function, or keep it off ctx"
             ) from error
+        shipped = self._shipped.get(code.code_id)
+        if shipped is None:
+            shipped = self._shipped[code.code_id] = self.array(_bytes_of(code))
         return FunctionRule(
             code.code_id,
-            self.array(_bytes_of(code)),
+            shipped,
             tuple([None if array is None else self.array(array) for array in context.saved]),
             _described(context.description),
             attributes,

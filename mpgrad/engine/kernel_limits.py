@@ -77,6 +77,21 @@ def require_real_threads() -> None:
         )
 
 
+def require_same_user(user: int) -> None:
+    """Make sure that an engine that was started as ``user`` hears this process.
+
+    Raises:
+        PermissionError: this process has become another user since.
+    """
+    if os.geteuid() != user:
+        raise PermissionError(
+            errno.EPERM,
+            f"this process has become user {os.geteuid()}; the engine was started as user {user} "
+            "and hears no other one. Start an engine behind os.setuid() (mg.Engine(...)), or use "
+            'Engine(mode="local")',
+        )
+
+
 def require_pidfds() -> None:
     """Make sure that the kernel reports the death of other processes by descriptors.
 

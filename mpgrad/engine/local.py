@@ -34,9 +34,11 @@ from mpgrad.devices.device_arrays import CUDA
 from mpgrad.dispatch.operator_call import cpu
 from mpgrad.engine import compiled
 from mpgrad.engine.learning import durations_us, teach
+from mpgrad.engine.node_rules import Rule, rules_of
 from mpgrad.graph.anomaly import explain_failure, refuse_nan
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.node import InputMetadata, Node
+from mpgrad.scheduler.graph_spec import Target
 from mpgrad.tensors.storage import is_exclusive
 
 #: The number of uses of a graph's tables after which it is compiled: source for a graph that comes
@@ -67,7 +69,7 @@ def run_local_until(
         As ``run_local``, and what has not run; None if everything has.
     """
     times: list[float] = []
-    results, inflow, done = _run_in_order(frozen, cpu, times, stop)
+    results, inflow, done = _run_in_order(frozen, cpu, times, stop=stop)
     _note_times(frozen, times, teaches=True, count=done)
     is_done = done == len(frozen.spec.order)
     rest = None if is_done else rest_of(frozen, done, inflow.take)
@@ -97,62 +99,89 @@ def _run_compiled(frozen: FrozenGraph, known: Remembered) -> list[Any] | None:
     started = perf_counter()
     results: list[Any] | None = program.run(frozen, times)
     if results is not None:
-        teaches = known.teaches((perf_counter() - started) * 1e6)
+        known.note((perf_counter() - started) * 1e6)
         if times:
-            _note_times(frozen, times, teaches=teaches and learns)
+            _note_times(frozen, times, teaches=learns)
     return results
 
 
 def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
-    times: list[float] = []
-    results = gradients_of_nodes(frozen, cpu, times)
     known = frozen.remembered
-    _note_times(
-        frozen,
-        times,
-        teaches=bool(times) and (known is None or known.teaches((times[-1] - times[0]) * 1e6)),
-    )
+    learns = known is None or known.learns()
+    times: list[float] | None = [] if learns or RUNNING.recording is not None else None
+    started = perf_counter()
+    results, _, _ = _run_in_order(frozen, cpu, times, _rules(frozen))
+    if known is not None:
+        known.note((perf_counter() - started) * 1e6)
+    if times:
+        _note_times(frozen, times, teaches=learns)
     return claim(results)
 
 
-def gradients_of_nodes(frozen: FrozenGraph, xp: Any, times: list[float]) -> list[Any]:
-    """The gradients that ``frozen`` captures; ``times`` receives the start and end of each rule."""
-    return _run_in_order(frozen, xp, times, None)[0]
+def _rules(frozen: FrozenGraph) -> Sequence[Rule | None] | None:
+    """The rules of a large graph that has come several times; None if it has none."""
+    known = frozen.remembered
+    if known is None or len(frozen.nodes) <= compiled.NODES_MAX or anomaly.enabled or CUDA.in_use:
+        return None
+    if known.rules is None and known.uses >= COMPILED_FROM_USE:
+        known.rules = rules_of(frozen)
+    return known.rules  # type: ignore[no-any-return]
+
+
+def gradients_of_nodes(frozen: FrozenGraph, xp: Any) -> list[Any]:
+    """The gradients that ``frozen`` captures, computed on the arrays of ``xp``."""
+    return _run_in_order(frozen, xp)[0]
 
 
 def _run_in_order(
-    frozen: FrozenGraph, xp: Any, times: list[float], stop: Callable[[], bool] | None
+    frozen: FrozenGraph,
+    xp: Any,
+    times: list[float] | None = None,
+    rules: Sequence[Rule | None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> tuple[list[Any], _Inflow, int]:
-    """The gradients, the sums that wait for Nodes that have not run, and how many Nodes have."""
+    """Run the Nodes, until ``stop()`` is true before one of them.
+
+    Args:
+        frozen: the graph.
+        xp: the array namespace.
+        times: gets when each rule began and ended (``perf_counter``).
+        rules: see ``engine.node_rules``.
+        stop: None if all Nodes are to run.
+
+    Returns:
+        The captured gradients, the sums that wait for Nodes that have not run, and how many have.
+    """
     nodes, runs, specs = frozen.nodes, frozen.runs, frozen.spec.nodes
-    inflow = _Inflow(nodes, np.asarray if xp is cpu else xp.asarray)
-    for (at, input_nr), seed in zip(frozen.spec.seeds, frozen.seeds, strict=True):
-        if seed is not None:
-            inflow.add(at, input_nr, seed)
-    #: By Node: its captured inputs with the numbers of the results.
-    wanted: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for number, (at, input_nr) in enumerate(frozen.spec.captures):
-        wanted[at].append((input_nr, number))
+    inflow = _Inflow(frozen, np.asarray if xp is cpu else xp.asarray)
+    wanted = _captured_inputs(frozen)
     results: list[Any] = [None] * len(frozen.spec.captures)
     call_rule = _call_rule if not CUDA.in_use else _call_rule_on_device
     is_watched = anomaly.enabled and not engine_slot.is_inside_rule()
     grads: Any = None
-    outputs: Any = None
     for position, at in enumerate(frozen.spec.order):
         if stop is not None and stop():
             return results, inflow, position
         grads = inflow.take(at)
-        if at in wanted:
-            for input_nr, number in wanted[at]:
-                results[number] = grads[input_nr]
+        for input_nr, number in wanted.get(at, ()):
+            results[number] = grads[input_nr]
         if not runs[at]:
             del grads  # a result has one holder
             continue
         node, name, edges = nodes[at], specs[at].name, specs[at].edges
-        started = perf_counter()
+        started = 0.0 if times is None else perf_counter()
         try:
+            if rules is not None and rules[at] is not None:
+                outputs = rules[at]((node, None), grads, frozen.keep_graph, None)  # type: ignore[misc]
+                if outputs is not None:
+                    if times is not None:
+                        times += (started, perf_counter())
+                    grads = None
+                    _pass_on(outputs, edges, inflow)
+                    continue
             outputs = call_rule(node, grads, tuple([edge is not None for edge in edges]), xp)
-            times += (started, perf_counter())
+            if times is not None:
+                times += (started, perf_counter())
             require_number(name, outputs, len(edges))
             if is_watched:
                 _refuse_nan(frozen, at, outputs)
@@ -175,14 +204,33 @@ def _run_in_order(
     return results, inflow, len(frozen.spec.order)
 
 
+def _captured_inputs(frozen: FrozenGraph) -> dict[int, list[tuple[int, int]]]:
+    """By Node: its captured inputs with the numbers of the results."""
+    wanted: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, (at, input_nr) in enumerate(frozen.spec.captures):
+        wanted[at].append((input_nr, number))
+    return wanted
+
+
+def _pass_on(outputs: list[Any], edges: Sequence[Target | None], inflow: _Inflow) -> None:
+    """Empty the gradients of those inputs that need one into what they flow to."""
+    outputs.reverse()
+    for edge in edges:
+        if edge is not None:
+            inflow.add(edge[0], edge[1], outputs.pop())
+
+
 class _Inflow:
     """The sums of each Node's inputs so far: PyTorch's InputBuffers, summed as they arrive."""
 
-    def __init__(self, nodes: Sequence[Node], asarray: Callable[[Any], Any]) -> None:
-        self._nodes, self._asarray = nodes, asarray
-        self._grads: list[list[Any] | None] = [None] * len(nodes)
+    def __init__(self, frozen: FrozenGraph, asarray: Callable[[Any], Any]) -> None:
+        self._nodes, self._asarray = frozen.nodes, asarray
+        self._grads: list[list[Any] | None] = [None] * len(frozen.nodes)
         #: Inputs whose gradient is a sum made here, which may be added to in place.
         self._sums: set[tuple[int, int]] = set()
+        for (at, input_nr), seed in zip(frozen.spec.seeds, frozen.seeds, strict=True):
+            if seed is not None:
+                self.add(at, input_nr, seed)
 
     def add(self, at: int, input_nr: int, grad: Any) -> None:
         """One more contribution."""

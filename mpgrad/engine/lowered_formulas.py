@@ -143,7 +143,8 @@ class LoweredFormulas:
         if source.kind not in ("shape", "dtype") or node.input_info[source.position] is None:
             constant = f"constant{len(checks)}_{at}_{name}"
             self._known[constant] = value
-            checks[f"same(n{at}.plain.get({name!r}, nothing), {constant})"] = None
+            plain = f"n{at}.plain.get({name!r}, nothing)"
+            checks[f"{plain} is {constant} or same({plain}, {constant})"] = None
         return (value, type(value)), ""
 
     def _saved(
@@ -197,7 +198,23 @@ def _written_out(operator: Operator, position: int, looks: tuple[Any, ...]) -> _
         return None
     if type(value) is not ArrayProxy or type(value._value) is not np.ndarray:
         return None
-    return _Formula(tuple(program.lines), value._name, program.known)
+    return _Formula(_with_memory_of_its_own(program, value), value._name, program.known)
+
+
+def _with_memory_of_its_own(program: _Lines, value: ArrayProxy) -> tuple[str, ...]:
+    """The lines; a result that would only be repeated is written out at once."""
+    lines, view = list(program.lines), f"{value._name} = xp.broadcast_to("
+    if lines and lines[-1].startswith(view) and not value._value.flags.c_contiguous:
+        program.known["filled"] = _filled
+        lines[-1] = f"{value._name} = filled({lines[-1].removeprefix(view)}"
+    return tuple(lines)
+
+
+def _filled(x: Any, shape: tuple[int, ...]) -> Any:
+    """``x`` broadcast to ``shape``, as ``np.ascontiguousarray`` would copy it."""
+    out = np.empty(shape, x.dtype)
+    out[...] = x
+    return out
 
 
 class _Lines(ArrayProgram):

@@ -69,12 +69,11 @@ class PackedArrays:
             packed = SharedArray(self.devices.handle(array))
             self.copied_bytes += self.devices.copied_bytes - before
             return packed
-        for arena in (self._arena, self.engine_arena):
-            if arena is None:
-                continue
-            place = arena.locate(array)
-            if place is not None:
-                return _shared(array, *place, arena.number)
+        if array.base is not None:  # else it owns its memory
+            for arena in (self._arena, self.engine_arena):
+                place = None if arena is None else arena.locate(array)
+                if arena is not None and place is not None:
+                    return _shared(array, *place, arena.number)
         self.copied_bytes += array.nbytes
         if array.flags.c_contiguous and array.nbytes > INLINE_LIMIT_BYTES:
             copy = self._copy(array)

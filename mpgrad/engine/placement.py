@@ -30,6 +30,7 @@ from mpgrad.shipping.decision import ShippedCode, decide
 from mpgrad.shipping.findings import article
 from mpgrad.shipping.installed_state import is_installed_name
 from mpgrad.tensors.saved_tensor import SavedTensor
+from mpgrad.tensors.tensor import Tensor
 from mpgrad.wire.surroundings import what_cannot_travel
 
 
@@ -129,7 +130,8 @@ class _Walked:
     def where(self, node: FunctionNode, keep_graph: bool) -> _Where:
         function, ctx = node.function, node.ctx
         if self._around and function.run_on is None:
-            return _Where(self._around, is_unasked=True)
+            why = f"{self._around} was set in this process, and workers cannot have that"
+            return _Where(why, is_unasked=True)
         if self._stops and file_of(function) in self._stops:
             return _Where("a debugger has breakpoints in its file")
         if (keep_graph and ctx._clears_on_access) or ctx._was_accessed:
@@ -163,7 +165,8 @@ def _more_than_a_tensor(node: FunctionNode) -> str:
         tensor = saved._tensor if isinstance(saved, SavedTensor) else None
         if tensor is None:
             continue
-        if not is_installed_name(type(tensor)):
+        # The package looks its names up when they are used, Tensor too.
+        if type(tensor) is not Tensor and not is_installed_name(type(tensor)):
             return f"{article(type(tensor).__name__)}, of which a worker would get a Tensor"
         if vars(tensor):
             return f"a tensor with the attribute `{next(iter(vars(tensor)))}`, which workers lack"

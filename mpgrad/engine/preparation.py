@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 import threading
 from collections import Counter
@@ -72,6 +71,16 @@ class Preparation:
         #: Plans of graphs that cannot be recognised before their tables are made.
         self._others = PlanCache(self._make_plan)
 
+    def here(self, frozen: FrozenGraph) -> Ready | None:
+        """What :meth:`ready` gave for these tables, if that was ``local``."""
+        known = frozen.remembered
+        if known is None or known.here is None or CUDA.in_use:
+            return None
+        spec, plans_for, mode, ready = known.here
+        if spec is not frozen.spec or plans_for is not self._plans_for or mode != self.mode():
+            return None
+        return ready  # type: ignore[no-any-return]
+
     def ready(self, frozen: FrozenGraph, *, has_workers: bool) -> Ready:
         """Place, plan and choose, only as far as is necessary to know the mode.
 
@@ -80,10 +89,6 @@ class Preparation:
             has_workers: whether workers are running.
         """
         known, mode = frozen.remembered, self.mode()
-        if known is not None and known.here is not None and not CUDA.in_use:
-            asked = (frozen.spec, self._plans_for, mode)
-            if all(map(operator.is_, known.here[:3], asked)):
-                return known.here[3]
         ready = self._ready(frozen, mode, has_workers=has_workers)
         if known is not None and ready.graph is None:
             known.here = (frozen.spec, self._plans_for, mode, ready)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -83,10 +84,11 @@ class CoordinatorProcess:
             self.pid = self._process.pid
             self.pidfd = os.pidfd_open(self.pid)
             undo.callback(os.close, self.pidfd)
-            self.arena = ForeignArena(os.dup(segment.fd), "engine arena", number=ENGINE_ARENA)
+            self.arena = ForeignArena.over(segment, number=ENGINE_ARENA)
+            #: Who it hears: processes of this user.
+            self.user = os.geteuid()
             undo.pop_all()
         _running.add(self)
-        segment.close()
 
     def _spawn(
         self, segment: Segment, lifeline: int, options: EngineOptions
@@ -107,10 +109,14 @@ class CoordinatorProcess:
                 },
             )
         except OSError as error:
+            why = "`ulimit -u` and the cgroup's pids.max say how many processes there may be"
+            if error.errno == errno.ENOMEM:
+                why = "the machine or the cgroup has no memory left, or `ulimit -v` forbids it"
+            elif error.errno in (errno.EACCES, errno.ENOENT):
+                why = f"user {os.geteuid()} cannot run {sys.executable}"
             raise OSError(
                 error.errno,
-                f"the coordinator process cannot be started: {error.strerror} (`ulimit -u` and "
-                "the cgroup's pids.max say how many processes there may be; "
+                f"the coordinator process cannot be started: {error.strerror} ({why}; "
                 'Engine(mode="local") needs none)',
             ) from error
         send_setup(

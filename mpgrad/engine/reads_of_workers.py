@@ -12,7 +12,7 @@ from typing import Any
 from mpgrad.engine.handover import Handover, changed_numpy_errors
 from mpgrad.engine.placement import Placed
 from mpgrad.shipping.decision import what_changed
-from mpgrad.wire.surroundings import capture_surroundings, name_of_change
+from mpgrad.wire.surroundings import capture_surroundings, name_of_change, what_cannot_travel
 
 
 class ReadsOfWorkers:
@@ -60,7 +60,7 @@ class ReadsOfWorkers:
         changed = "" if now == before else name_of_change(before, now)
         if not changed and self._handover.numpy_errors != changed_numpy_errors():
             changed = "what NumPy does about floating-point errors (np.seterr)"
-        return changed
+        return changed or what_cannot_travel()
 
     def _find_last(self) -> dict[tuple[Any, ...], int]:
         self._positions = {at: position for position, at in enumerate(self._frozen.spec.order)}

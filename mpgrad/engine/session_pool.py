@@ -18,7 +18,7 @@ import numpy as np
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.handles import Block
 from mpgrad.engine.idle_threads import let_idle_threads_sleep
-from mpgrad.engine.kernel_limits import FOR_SESSION, require_descriptors
+from mpgrad.engine.kernel_limits import FOR_SESSION, require_descriptors, require_same_user
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session
 from mpgrad.errors import CoordinatorLost, EngineClosed
@@ -206,6 +206,7 @@ class SessionPool:
     def _open_session(self) -> Session:
         coordinator = self.coordinator
         require_descriptors(FOR_SESSION, "another thread that calls backward()")
+        require_same_user(coordinator.user)
         return Session(coordinator, f"c{os.getpid()}.{next(self._session_numbers)}")
 
     def _give_back(self, session: Session, coordinator: CoordinatorProcess | None) -> None:

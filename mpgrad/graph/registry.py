@@ -293,13 +293,18 @@ class Operator:
 
 
 def not_implemented(name: str) -> Formula:
-    """A formula for an input of operator ``name`` without a derivative: it raises in backward.
+    """A formula for an input without a derivative: it raises in backward.
 
     So results whose gradient is not needed can be used; an error in forward would forbid that.
+
+    Args:
+        name: "operator", which raises a RuntimeError, or "operator: input", which raises a
+            NotImplementedError, both as in PyTorch.
     """
+    kind = NotImplementedError if ":" in name else RuntimeError
 
     def formula(xp: Any, grad: Any) -> Any:
-        raise NotImplementedError(f"derivative for {name} is not implemented")
+        raise kind(f"derivative for {name} is not implemented")
 
     return formula
 

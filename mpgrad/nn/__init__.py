@@ -110,6 +110,7 @@ from mpgrad.nn.pairing_layers import (
     Softmax2d,
     Unfold,
 )
+from mpgrad.nn.parallel import DataParallel
 from mpgrad.nn.parameter import Parameter, UninitializedParameter
 from mpgrad.nn.parameter_containers import ParameterDict, ParameterList
 from mpgrad.nn.pooling_kind_layers import (
@@ -173,6 +174,7 @@ __all__ = [
     "init",
     "parallel",
     "utils",
+    "DataParallel",
     "Module",
     "Parameter",
     "Sequential",

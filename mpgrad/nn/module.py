@@ -166,10 +166,10 @@ class Module:
 
     def __getattr__(self, name: str) -> Any:
         # Only called where normal lookup failed; pickle and copy ask before __init__ has run.
+        own = self.__dict__
         for table in ("_parameters", "_buffers", "_modules"):
-            entries = vars(self).get(table, {})
-            if name in entries:
-                return entries[name]
+            if table in own and name in own[table]:
+                return own[table][name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __delattr__(self, name: str) -> None:

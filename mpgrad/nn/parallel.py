@@ -12,11 +12,12 @@ from typing import Any
 from mpgrad.base.device import Device
 from mpgrad.base.lazy import attach
 from mpgrad.devices.device_arrays import usable
+from mpgrad.nn.module import Module
 from mpgrad.ops import device_moves
 from mpgrad.ops.shape import unsqueeze
 from mpgrad.tensors.tensor import Tensor
 
-__all__ = ["DistributedDataParallel", "gather", "scatter"]  # noqa: F822  (loaded on first use)
+__all__ = ["DataParallel", "DistributedDataParallel", "gather", "scatter"]  # noqa: F822  (loaded on first use)
 
 __getattr__, __dir__ = attach(
     __name__, {"DistributedDataParallel": "mpgrad.distributed.data_parallel"}
@@ -101,3 +102,26 @@ def _like(value: Any, parts: Sequence[Any]) -> Any:
     """``parts`` as a sequence like ``value``, which may be a named tuple."""
     make: Callable[..., Any] = type(value)
     return make(*parts) if hasattr(value, "_fields") else make(parts)
+
+
+class DataParallel(Module):
+    """A Module under the name ``module``, which runs on the device where it lies.
+
+    PyTorch divides a batch between the GPUs of one process, and runs the Module itself where there
+    are none. ``DistributedDataParallel`` uses several processes.
+
+    Args:
+        module: the Module.
+        device_ids: without effect, as are ``output_device`` and ``dim``.
+    """
+
+    def __init__(
+        self, module: Module, device_ids: Any = None, output_device: Any = None, dim: int = 0
+    ) -> None:
+        super().__init__()
+        self.module, self.dim = module, dim
+        self.device_ids, self.output_device = device_ids, output_device
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """What ``module`` gives."""
+        return self.module(*inputs, **kwargs)

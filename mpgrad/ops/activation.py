@@ -102,12 +102,13 @@ def log_softmax(
 def _along(scaled: Operator, input: Any, dim: Any, dtype: Any) -> Tensor:
     tensor = as_tensor_operand(input)
     tensor = tensor if dtype is None else cast(tensor, dtype)
-    if tensor._array.dtype.kind != "f":
+    array = tensor._array
+    if array.dtype.kind != "f":
         raise NotImplementedError(f"{scaled.name} is not implemented for {tensor.dtype}")
-    dim = one_dim(dim, tensor.ndim)
-    if tensor.ndim == 0:
+    dim = one_dim(dim, array.ndim)
+    if array.ndim == 0:
         return reshape(call(scaled, reshape(tensor, (1,)), dim=0), ())
-    return call(scaled, tensor, dim=dim) if tensor._array.size else clone(tensor)
+    return scaled.run(tensor, dim=dim) if array.size else clone(tensor)
 
 
 def _elementwise(operator: Operator, input: Any, inplace: bool, **attributes: Any) -> Tensor:

@@ -326,7 +326,7 @@ def neg(input: Any) -> Tensor:
             "Negation, the `-` operator, on a bool tensor is not supported. Use the `~` or "
             "`logical_not()` operator instead."
         )
-    return call(_neg, tensor)
+    return _neg.run(tensor)  # type: ignore[no-any-return]
 
 
 _abs = operator(

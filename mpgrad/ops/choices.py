@@ -26,6 +26,7 @@ __all__ = [
     "clamp",
     "clamp_max",
     "clamp_min",
+    "clip",
     "maximum",
     "minimum",
     "nonzero",
@@ -204,6 +205,9 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
     if not isinstance(input, Tensor) and not isinstance(other, Tensor):
         input = as_tensor_operand(input)
     return call(_where, cast(condition, bool), *operands(input, other))
+
+
+clip = clamp
 
 
 def clamp_min(input: Any, min: Any) -> Tensor:

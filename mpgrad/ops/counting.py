@@ -262,7 +262,7 @@ def _slices_dim(input: Tensor, dim: int) -> int:
 
 
 _unique = operator(
-    "unique", lambda xp, input, values: xp.copy(values), input=not_implemented("unique")
+    "unique", lambda xp, input, values: xp.copy(values), input=not_implemented("unique: input")
 )
 
 

@@ -71,6 +71,32 @@ def from_numpy(array: Array) -> Tensor:
     return Tensor(array)
 
 
+def frombuffer(
+    buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False
+) -> Tensor:
+    """A Tensor over the memory of an object of bytes: no copy, each sees the other's changes.
+
+    Args:
+        buffer: what has Python's buffer interface (bytearray, memoryview, mmap).
+        dtype: of the elements.
+        count: how many; -1 for all.
+        offset: bytes before the first one.
+        requires_grad: record operations on it.
+
+    Raises:
+        ValueError: the buffer is empty, too short, or not divided evenly.
+    """
+    array = np.frombuffer(buffer, np.dtype(dtype), count, offset)
+    if not array.flags.writeable:
+        warnings.warn(
+            "The given buffer is not writable, and the tensor is read-only, too: copy it with "
+            "clone() to change it.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return Tensor(array).requires_grad_(requires_grad)
+
+
 def empty(
     *shape: Any,
     size: Any = None,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import add, mul
@@ -21,6 +23,7 @@ __all__ = [
     "baddbmm",
     "bmm",
     "dot",
+    "ger",
     "inner",
     "linear",
     "matmul",
@@ -115,7 +118,7 @@ def matmul(input: Any, other: Any) -> Tensor:
             f"({'x'.join(map(str, left_shape))} and {'x'.join(map(str, right_shape))})"
         )
     if not (is_row or is_column):
-        return call(_matmul, a, b)  # type: ignore[no-any-return]
+        return _matmul.run(a, b)  # type: ignore[no-any-return]
     left = reshape(a, (1, -1)) if is_row else a
     right = reshape(b, (-1, 1)) if is_column else b
     product = call(_matmul, left, right)
@@ -185,6 +188,9 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
     if input.ndim != 1 or vec2.ndim != 1:
         raise RuntimeError(f"outer: Expected 1-D arguments, got {input.ndim}D and {vec2.ndim}D")
     return mul(reshape(input, (-1, 1)), vec2)
+
+
+ger = outer
 
 
 def inner(input: Tensor, other: Tensor) -> Tensor:
@@ -309,23 +315,24 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Raises:
         RuntimeError: the shapes do not fit.
     """
-    if weight.ndim == 1:
+    if isinstance(input, np.ndarray):
+        input = Tensor(input)
+    x, w = input._array, weight._array
+    if w.ndim == 1:
         product = matmul(input, weight)
         return product if bias is None else add(product, bias)
-    if bias is not None and bias.shape != weight.shape[:1] and bias._array.size == 1:
-        bias = broadcast_to(bias, weight.shape[:1])
-    if weight.ndim != 2 or input.ndim == 0 or input.shape[-1] != weight.shape[1]:
+    if bias is not None and bias._array.shape != w.shape[:1] and bias._array.size == 1:
+        bias = broadcast_to(bias, w.shape[:1])
+    if w.ndim != 2 or x.ndim == 0 or x.shape[-1] != w.shape[1]:
         raise RuntimeError(
-            f"linear: mat1 and mat2 shapes cannot be multiplied: input {tuple(input.shape)} and "
-            f"weight {tuple(weight.shape)}; the last of input must equal the last of weight"
+            f"linear: mat1 and mat2 shapes cannot be multiplied: input {x.shape} and weight "
+            f"{w.shape}; the last of input must equal the last of weight"
         )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise RuntimeError(
-            f"linear: bias has shape {tuple(bias.shape)}, expected {weight.shape[:1]}"
-        )
-    if (bias is not None and bias.dtype != weight.dtype) or input.dtype != weight.dtype:
+    if bias is not None and bias._array.shape != w.shape[:1]:
+        raise RuntimeError(f"linear: bias has shape {bias._array.shape}, expected {w.shape[:1]}")
+    if (bias is not None and bias._array.dtype != w.dtype) or x.dtype != w.dtype:
         raise RuntimeError(
             "linear: mat1 and mat2 must have the same dtype, but got input "
             f"{input.dtype}, weight {weight.dtype}, bias {bias.dtype if bias is not None else None}"
         )
-    return call(_linear, input, weight, bias)
+    return _linear.run(input, weight, bias)  # type: ignore[no-any-return]

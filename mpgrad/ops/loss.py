@@ -132,7 +132,9 @@ def nll_loss(
         raise RuntimeError(f"nll_loss: expected integer class indices, but got {target.dtype}")
     _check_weight(weight, shape[dim])
     check_targets(on_host(target._array), shape[dim], ignore_index)
-    return call(_nll_loss, input, target, weight, ignore_index=ignore_index, reduction=reduction)
+    return _nll_loss.run(  # type: ignore[no-any-return]
+        input, target, weight, ignore_index=ignore_index, reduction=reduction
+    )
 
 
 def _check_weight(weight: Tensor | None, classes: int) -> None:

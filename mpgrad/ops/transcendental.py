@@ -333,5 +333,6 @@ def relu(input: Any) -> Tensor:
     tensor = as_tensor_operand(input)
     if tensor._array.dtype.kind == "b":
         raise RuntimeError("Boolean inputs not supported for relu")
-    refuse_complex("relu", tensor)
-    return call(_relu, tensor)
+    if tensor._array.dtype.kind == "c":
+        refuse_complex("relu", tensor)
+    return _relu.run(tensor)  # type: ignore[no-any-return]

@@ -82,7 +82,7 @@ class UsualTime:
         usual_us, self._usual_us = self._usual_us, took_us
         if usual_us is None:
             return False
-        low, high = sorted((took_us, usual_us))
+        low, high = (took_us, usual_us) if took_us < usual_us else (usual_us, took_us)
         is_noticeable = high - low > tuning.BACKWARD_MESSAGES * tuning.MESSAGE_US
         if high > tuning.FAR_OFF * low and is_noticeable:
             return True

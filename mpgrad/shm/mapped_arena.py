@@ -148,3 +148,10 @@ class ForeignArena(MappedArena):
 
     def __init__(self, fd: int, name: str = "foreign arena", *, number: int = ENGINE_ARENA) -> None:
         super().__init__(Segment.attach(fd, name), number)
+
+    @classmethod
+    def over(cls, segment: Segment, *, number: int = ENGINE_ARENA) -> ForeignArena:
+        """One over a segment that this process has made, and which the arena owns from now on."""
+        made = cls.__new__(cls)
+        MappedArena.__init__(made, segment, number)
+        return made

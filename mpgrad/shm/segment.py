@@ -92,10 +92,18 @@ class Segment:
             try:
                 return cls.create(nbytes, name)
             except OSError as error:
-                # Many sparse terabytes fill the 47 bits of addresses.
-                if error.errno != errno.ENOMEM or nbytes <= mmap.PAGESIZE:
+                if error.errno not in (errno.ENOMEM, errno.EFBIG):
                     raise
-                nbytes //= 2
+                # Many sparse terabytes fill the 47 bits of addresses.
+                if nbytes > mmap.PAGESIZE:
+                    nbytes //= 2
+                    continue
+                raise OSError(
+                    error.errno,
+                    f"{error.strerror}: this process may not have {mmap.PAGESIZE:,} bytes of "
+                    f"shared memory ({name}); `ulimit -v` and `ulimit -f` say how much. Raise "
+                    'them, or use Engine(mode="local"), which needs none',
+                ) from None
 
     @classmethod
     def attach(cls, fd: int, name: str = "segment") -> Segment:

@@ -19,6 +19,7 @@ from mpgrad.dispatch import overrides
 from mpgrad.graph.node import Node
 from mpgrad.ops import (
     activation,
+    activation_variants,
     arithmetic,
     arrangements,
     bit_patterns,
@@ -265,12 +266,13 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "softmax": activation.softmax,
     "bernoulli": random.bernoulli,
     "multinomial": random.multinomial,
+    "prelu": activation_variants.prelu,
+    "to_dense": _itself,
     "log_softmax": activation.log_softmax,
     "where": _where,
     "view_as": _view_as,
     "reshape_as": _reshape_as,
     "expand_as": _expand_as,
-    "clip": choices.clamp,
     "swapaxes": shape.transpose,
     "swapdims": shape.transpose,
     "moveaxis": shape.movedim,

@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.ops import comparison, indexing
 from mpgrad.tensors.tensor import Tensor
@@ -103,7 +105,39 @@ def _format(self: Tensor, spec: str) -> str:
     return object.__format__(self, spec)
 
 
+def apply_(self: Tensor, callable: Callable[[Any], Any]) -> Tensor:
+    """Replace each element by what a Python function gives for it: slow, and without a gradient.
+
+    Raises:
+        RuntimeError: the tensor requires grad and recording is on.
+    """
+    array = on_host(self._array)
+    found = [callable(value) for value in array.reshape(-1).tolist()]
+    return self.copy_(Tensor(np.array(found, array.dtype).reshape(array.shape)))  # type: ignore[no-any-return]
+
+
+def fill_diagonal_(self: Tensor, fill_value: Any, wrap: bool = False) -> Tensor:
+    """Overwrite the diagonal; of more dimensions, whose lengths are equal, that of all of them.
+
+    Args:
+        fill_value: a number.
+        wrap: of a tall matrix: begin anew after each square and one row.
+
+    Raises:
+        RuntimeError: there are fewer than two dimensions, or more of different lengths.
+    """
+    if self.ndim < 2:
+        raise RuntimeError("dimensions must larger than 1")
+    if self.ndim > 2 and len(set(self.shape)) > 1:
+        raise RuntimeError("all dimensions of input must be of equal length")
+    marks = np.zeros(self.shape, bool)
+    np.fill_diagonal(marks, True, wrap)
+    return self.masked_fill_(Tensor(marks), fill_value)  # type: ignore[no-any-return]
+
+
 METHODS: dict[str, Callable[..., Any]] = {
+    "apply_": apply_,
+    "fill_diagonal_": fill_diagonal_,
     "item": item,
     "tolist": tolist,
     "__len__": _len,

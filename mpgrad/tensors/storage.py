@@ -6,6 +6,7 @@ array on a GPU lies in memory of the CUDA driver. This file knows arenas, not te
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import sys
@@ -98,7 +99,12 @@ def empty(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < LARGE_BYTES:
         return np.empty(shape, dtype)
-    arena = client_arena()
+    try:
+        arena = client_arena()
+    except OSError as error:
+        if error.errno not in (errno.EFBIG, errno.ENOMEM):
+            raise
+        return np.empty(shape, dtype)  # no limit leaves room for an arena
     try:
         return arena.empty(shape, dtype)
     except SharedMemoryExhausted:

@@ -162,10 +162,14 @@ class AskMarks(_OfBackward, frozen=True, array_like=True, tag=16):
 
 
 class AnswerMarks(_OfBackward, frozen=True, array_like=True, tag=17):
-    """All that a question of the receiver leads to is marked; the hosts that it has reached."""
+    """All that a question of the receiver leads to is marked; the hosts that it has reached.
+
+    These slots of the receiver's messages will get gradients, too.
+    """
 
     question: int
     hosts: tuple[int, ...]
+    slots: tuple[tuple[int, int], ...]
 
 
 class BeginPart(_OfBackward, frozen=True, array_like=True, tag=18):

@@ -83,16 +83,16 @@ def capture_surroundings() -> bytes:
 
 
 def what_cannot_travel() -> str:
-    """What of these surroundings no other process can have, in words; empty: nothing."""
+    """What user code has set here and no other process can have, in words; empty: nothing."""
     if not {"call", "log"}.isdisjoint(np.geterr().values()):
-        return "NumPy calls a function of this process for floating-point errors (np.seterrcall)"
+        return "what NumPy calls for floating-point errors (np.seterrcall)"
     if any(np.get_printoptions().get(name) for name in _FUNCTIONS):
-        return "NumPy prints by functions of this process (np.set_printoptions)"
+        return "the functions that NumPy prints by (np.set_printoptions)"
     decimal = sys.modules.get("decimal")
     if decimal is not None and (
         _decimal_context(*decimal.DefaultContext.__reduce__()[1]) != _FRESH_DECIMAL
     ):
-        return "decimal.DefaultContext was changed in this process"
+        return "decimal.DefaultContext"
     return ""
 
 

@@ -70,7 +70,7 @@ class ZmqRouter:
             socket = _socket(self._context, zmq.ROUTER)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             # The kernel names the user of each connection: processes of other users are refused.
-            socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
+            socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
             socket.bind(address(endpoint.name, lane))
             # Without POLLIN the poller waits for POLLOUT too, and spins.
             self._poller.register(socket, zmq.POLLIN)

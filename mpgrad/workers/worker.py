@@ -39,6 +39,10 @@ class TaskExecutor(Protocol):
         """The reply, and the blocks that user code had kept and has now released."""
         ...
 
+    def look_after(self) -> None:
+        """Look at what the last task has left behind; its reply has gone."""
+        ...
+
     def release(self, blocks: tuple[Block, ...]) -> None:
         """Free blocks of this process that have no holder any more."""
         ...
@@ -79,6 +83,8 @@ class Worker:
             dispatch = self.turn(finished)
             if self.is_stopped:
                 break
+            if finished is not None:
+                self._executor.look_after()
             finished = None if dispatch is None else self._execute(dispatch)
         self.close()
 
@@ -92,11 +98,14 @@ class Worker:
         """Handle the messages that have arrived, and send the replies; return the task to run.
 
         Messages are handled before the next task is chosen, so that a cancellation or urgent work
-        overtakes it.
+        overtakes it. If there is nothing to choose from, the reply does not wait for them.
 
         Args:
             finished: the reply of the task that was run since the last turn.
         """
+        if finished is not None and not self.state.waiting:
+            self._perform(self.state.handle_event(ev.NodeTaskFinished(finished)))
+            finished = None
         instructions: list[Any] = []
         for frame in self._dealer.receive():
             instructions += self.state.handle_event(decode(frame, TO_WORKER))

@@ -42,6 +42,8 @@ class ProcessExecutor:
         self._output = OutputForwarder(setup.slot, self._emit_output)
         self._output.install(environment.log_level)
         self._soundness, self._is_spoiled = Soundness(), False
+        #: Whether the last task has failed, if it has run user code that nobody has looked after.
+        self._has_failed: bool | None = None
         self.waiting_fd = self._output.waiting_fd
 
     def run(self, dispatch: DispatchNodeTask) -> tuple[Reply, tuple[Block, ...]]:
@@ -54,9 +56,13 @@ class ProcessExecutor:
         self._output.flush()
         self._graph = -1
         if self.runner.has_run_function:
-            has_failed = isinstance(reply, ev.NodeTaskFailed)
-            self._is_spoiled = not self._soundness.holds(is_thorough=has_failed)
+            self._has_failed = isinstance(reply, ev.NodeTaskFailed)
         return reply, released
+
+    def look_after(self) -> None:
+        if self._has_failed is not None:
+            self._is_spoiled = not self._soundness.holds(is_thorough=self._has_failed)
+            self._has_failed = None
 
     def _wait_for_end(self, graph: int) -> NoReturn:
         """The reply of the task that spoiled this process has left; another one runs the next."""

@@ -150,9 +150,9 @@ def test_a_backward_is_cut_where_the_next_process_begins():
     slow += [("rule begins", 14.0), ("rule ends", 22.0), ("worker sends NodeTaskDone 9", 23.0)]
     rows = timeline([client, coordinator, fast, slow], 0.0, 34.0)
     assert rows is not None
-    *hops, total, rules, fixed = [round(us / 1e6) for us in rows.values()]
+    *hops, total, rules, fixed, at_once = [round(us / 1e6) for us in rows.values()]
     assert hops == [1, 2, 2, 1, 2, 2, 12, 1, 2, 1, 4, 3, 1], "the worker that ends last counts"
-    assert (total, rules, fixed) == (34, 11, 23)
+    assert (total, rules, fixed, at_once) == (34, 11, 23, 7)
     assert sum(hops) == total
     assert timeline([client, coordinator, [], []], 0.0, 34.0) is None, "no worker was needed"
 

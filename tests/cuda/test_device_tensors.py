@@ -187,7 +187,8 @@ def test_what_a_tensor_says_of_itself(gpus: str) -> None:
     assert x.get_device() == 0
     assert mg.ones(1).get_device() == -1
     assert repr(x) == (
-        "tensor([1.0000, 2.5000], device='cuda:0', dtype=mpgrad.float64, requires_grad=True)"
+        "tensor([1.0000, 2.5000], device='cuda:0', dtype=mpgrad.float64,\n"
+        "       requires_grad=True)"
     )
     assert x[1].item() == 2.5
     assert x.tolist() == [1.0, 2.5]

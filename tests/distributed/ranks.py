@@ -15,7 +15,7 @@ from tests.python_path import path_to
 ROOT = Path(__file__).parents[2]
 
 #: Seconds after which a test has hung.
-HANGS_S = 240.0
+HANGS_S = 550.0
 
 
 class Ran(NamedTuple):

@@ -12,7 +12,7 @@ from mpgrad.distributed.autograd.local_part import LocalPart
 from mpgrad.graph import node
 from mpgrad.scheduler.hosts import pass_state
 from mpgrad.scheduler.hosts.context_state import ReleasedContexts
-from mpgrad.scheduler.hosts.marking import Marking
+from mpgrad.scheduler.hosts.marking import AnswerHost, AskHost, Marking
 from mpgrad.scheduler.hosts.pass_state import PassState
 from simulation.backward_world import BackwardWorld, BackwardWorldFailure
 
@@ -34,15 +34,15 @@ def run_worlds(seeds: range) -> None:
 
 
 def questions_are_answered_too_early(patch: pytest.MonkeyPatch) -> None:
-    def answer(marking: Marking) -> Any:
+    def go_on(marking: Marking, reached: Any) -> Any:
         unanswered, marking._unanswered = marking._unanswered, set()
         try:
-            return right(marking)
+            return [*right(marking, {}), *marking._ask(reached)]
         finally:
-            marking._unanswered = unanswered
+            marking._unanswered |= unanswered
 
-    right = Marking._answer_if_done
-    patch.setattr(Marking, "_answer_if_done", answer)
+    right = Marking._go_on
+    patch.setattr(Marking, "_go_on", go_on)
 
 
 def doubled_gradients_count_twice(patch: pytest.MonkeyPatch) -> None:
@@ -110,6 +110,53 @@ def test_planted_bugs_are_found(plant: Any, monkeypatch: pytest.MonkeyPatch) -> 
     plant(monkeypatch)
     with pytest.raises(BackwardWorldFailure):
         run_worlds(range(400))
+
+
+# ---------------------------------------------------------------------------- the pure states
+
+
+def test_a_long_question_is_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpgrad.scheduler.hosts.marking.SLOTS_MAX", 2)
+    marking = Marking(is_root=True)
+    asks = marking.begin({1: [(7, 0), (7, 1), (8, 0)]})
+    assert asks == [AskHost(1, 0, ((7, 0), (7, 1))), AskHost(1, 1, ((8, 0),))]
+    assert not marking.is_over
+    for ask in asks:
+        marking.take_answer(ask.question, (), {})
+    assert marking.is_over
+
+
+def test_a_host_answers_the_first_question_last() -> None:
+    marking = Marking(is_root=False)
+    assert marking.take_question(0, 5, {2: [(1, 0)]}) == [AskHost(2, 0, ((1, 0),))]
+    assert marking.take_question(3, 9, {}) == [AnswerHost(3, 9, (), ())]
+    assert marking.take_answer(0, (4,), {0: [(7, 1)]}) == [AnswerHost(0, 5, (2, 4), ((7, 1),))]
+    assert marking.take_answer(0, (4,), {}) == []
+
+
+def test_a_report_of_an_earlier_moment_does_not_count() -> None:
+    state = PassState(0, 0, is_smart=False)
+    state.handle_event(pass_state.BackwardBegun({}))
+    state.handle_event(pass_state.GradientsLeft(1))
+    state.handle_event(pass_state.PartDone())
+    late = pass_state.PartReport(1, 5, (), ((0, 1),))
+    done = pass_state.PartReport(2, pass_state.NOTHING_AWAITED, (), ((0, 1),))
+    steps = state.handle_event(pass_state.ReportArrived(1, done))
+    assert steps == [pass_state.Conclude(1, True), pass_state.TakeGradients()]
+    assert state.handle_event(pass_state.ReportArrived(1, late)) == []
+    assert state.handle_event(pass_state.ConclusionSeen(1)) == [pass_state.EndBackward()]
+
+
+def test_a_gradient_under_way_keeps_a_backward_open() -> None:
+    state = PassState(0, 0, is_smart=False)
+    state.handle_event(pass_state.BackwardBegun({}))
+    state.handle_event(pass_state.GradientsLeft(1))
+    state.handle_event(pass_state.PartWaits(3))
+    before = pass_state.PartReport(1, 8, (), ())
+    assert state.handle_event(pass_state.ReportArrived(1, before)) == []
+    after = pass_state.PartReport(2, 8, (), ((0, 1),))
+    *_, end = state.handle_event(pass_state.ReportArrived(1, after))
+    assert end == pass_state.EndBackward(stuck=(0, 3))
 
 
 # ---------------------------------------------------------------------------- tombstones

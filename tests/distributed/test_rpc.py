@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mpgrad.distributed.group_member import GroupMember
 from mpgrad.distributed.rpc.call_pickles import packed, unpacked
+from mpgrad.distributed.rpc.service import RpcService
 from mpgrad.scheduler.hosts.remote_values import (
     ConfirmFork,
     DropValue,
@@ -16,7 +21,9 @@ from mpgrad.scheduler.hosts.remote_values import (
     HolderGone,
     RemoteValues,
 )
+from mpgrad.wire.hosts import Call, CallEnded, RpcReady, decode_head
 from tests.distributed.ranks import Ran, run_ranks
+from tests.leftovers import wait_until
 
 SOURCE = Path(__file__).with_name("rpc_cases.py").read_text()
 CASES = [
@@ -136,6 +143,50 @@ def test_bytes_that_are_missing_are_an_error() -> None:
     assert unpacked(views) == b"x" * 100
     with pytest.raises(ValueError, match="bytes were announced, and 0 came"):
         unpacked(views[:1])
+
+
+class _Thread:
+    """Of a group whose messages go nowhere."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, Any]] = []
+        self.member = GroupMember(0, 3, self._send)
+
+    def _send(self, to: int, frames: list[Any]) -> None:
+        self.sent.append((to, decode_head(frames[0])))
+
+    def ask(self, request: Callable[[], None]) -> None:
+        request()
+
+
+def test_a_call_that_comes_early_waits_until_all_others_are_known() -> None:
+    thread: Any = _Thread()
+    service = RpcService(thread, "a", lambda obj, to: None)
+
+    class ComesWhenAwaited(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            service.handle(2, RpcReady("c", ""), [])
+            return super().wait(timeout)
+
+    service.all_ready = ComesWhenAwaited()
+    service.handle(1, RpcReady("b", ""), [])
+    _services[:] = [service]
+    frames = packed((calls_on, (), {}), "it", same_main=True, reduce=lambda _: None)
+    unpickled = [memoryview(frame) for frame in frames]
+    service.handle(1, Call(7), unpickled)
+    assert wait_until(lambda: any(isinstance(told, CallEnded) for _, told in thread.sent))
+    assert (1, CallEnded(7, False)) in [(to, _bare(told)) for to, told in thread.sent]
+
+
+_services: list[RpcService] = []
+
+
+def calls_on() -> None:
+    _services[0].call(2, len, ((),), {}, 0)
+
+
+def _bare(message: Any) -> Any:
+    return CallEnded(message.number, message.is_error) if hasattr(message, "is_error") else message
 
 
 VALUE = (0, 5)

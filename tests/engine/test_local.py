@@ -108,18 +108,18 @@ def test_a_very_long_chain() -> None:
 def test_blas_threads_are_limited_while_a_backward_runs() -> None:
     from mpgrad.engine.blas import _libraries
 
-    before = [library.num_threads for library in _libraries()]
+    before = [threads_of() for threads_of, _ in _libraries()]
     seen: list[int] = []
 
     def look(_: mg.Tensor) -> None:
-        seen.extend(library.num_threads for library in _libraries())
+        seen.extend(threads_of() for threads_of, _ in _libraries())
 
     x = mg.ones(2, 2, requires_grad=True)
     y = x @ x
     y.register_hook(look)
     y.sum().backward()
     assert set(seen) <= {1}
-    assert [library.num_threads for library in _libraries()] == before
+    assert [threads_of() for threads_of, _ in _libraries()] == before
 
 
 def test_inner_engines_go_first_and_give_way() -> None:

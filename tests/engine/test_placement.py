@@ -53,6 +53,19 @@ class Pure(mg.Function):
     backward = staticmethod(lambda ctx, grad: grad * 2)
 
 
+class Saves(mg.Function):
+    """Saves its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return 2 * ctx.saved_tensors[0] * grad
+
+
 @pytest.fixture(autouse=True)
 def nothing_said_or_learned_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "_said", OrderedDict())
@@ -209,3 +222,12 @@ def test_another_default_dtype_holds_in_functions() -> None:
         mg.set_default_dtype(mg.float32)
     assert x.grad.dtype == mg.float64
     assert x.grad.tolist() == [2.0] * 3
+
+
+def test_a_saved_tensor_travels_though_the_program_has_never_named_its_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = frozen(Saves.apply(mg.ones(4, requires_grad=True)).sum())
+    monkeypatch.delitem(vars(mg), "Tensor", raising=False)
+    placed = place(graph)
+    assert (list(placed.kept), len(placed.code)) == ([], 1)

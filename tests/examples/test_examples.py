@@ -143,16 +143,25 @@ def test_the_readmes_example(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_all_devices_under_the_launcher() -> None:
-    """The table of workers is on stderr, and the script has the engine."""
+@pytest.mark.parametrize(
+    ("gpus", "towers", "devices"),
+    [("none", "cpu", ["CPU"] * 2), ("all", "cuda:0, cuda:1", ["CPU"] * 2 + ["cuda:0", "cuda:1"])],
+)
+def test_all_devices_under_the_launcher(gpus: str, towers: str, devices: list[str]) -> None:
+    """The table of workers is on stderr, and the script has the engine. The GPUs are a fake."""
     done = subprocess.run(
-        [sys.executable, "-m", "mpgrad", "run", "--cpu-workers", "2", "--gpus", "none",
+        [sys.executable, "-m", "mpgrad", "run", "--cpu-workers", "2", "--gpus", gpus,
          str(EXAMPLES / "many_devices.py"), "2"],
         capture_output=True, text=True, timeout=120, check=False,
-        env={**os.environ, "PYTHONPATH": path_to(ROOT)},
+        env={**os.environ, "PYTHONPATH": path_to(ROOT),
+             "MPGRAD_CUDA_DRIVER": "tests.cuda.fake_driver:two_gpus"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "mpgrad run: 2 workers are ready after" in done.stderr
+    first, _, *rows = done.stderr.splitlines()
+    assert first.startswith(f"mpgrad run: {len(devices)} workers are ready after")
+    assert [row.split()[4] for row in rows] == devices
+    assert "step 2  loss 0.0602" in done.stdout
+    assert f"towers on: {towers}\n" in done.stdout
     assert re.search(r"tasks run by: .*worker \d", done.stdout)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import mpgrad
 from mpgrad.base.topology import bindings
 from mpgrad.launch import cli, script
+from tests.leftovers import is_alive, wait_until
 from tests.python_path import path_to
 
 
@@ -156,6 +158,49 @@ def test_a_module_runs_beside_bound_workers_and_a_directory_for_logs(tmp_path: P
         "Traceback (most recent call last):",
         f'  File "{tmp_path}/training/__main__.py", line 7, in <module>',
     ]
+
+
+#: Seconds to wait for an engine to start beside many other programs.
+START_PATIENCE_S = 300.0
+
+WAITS = """
+import pathlib, sys, threading
+import mpgrad as mg
+pathlib.Path(sys.argv[1]).write_text(" ".join(map(str, mg.current_engine().worker_pids())))
+try:
+    threading.Event().wait()
+finally:
+    print("the end", flush=True)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, 130, "the end\n"), (signal.SIGTERM, -15, ""), (signal.SIGKILL, -9, "")],
+)
+def test_a_signal_ends_the_script_and_every_worker(
+    tmp_path: Path, number: int, code: int, said: str
+) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    begun = tmp_path / "pids"
+    command = ["run", "--cpu-workers", "2", "--gpus", "none", str(tmp_path / "waits.py")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mpgrad", *command, str(begun)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path_to(Path(mpgrad.__file__).parents[1])},
+    )
+    assert wait_until(
+        lambda: begun.exists() and len(begun.read_text().split()) == 2, START_PATIENCE_S
+    )
+    workers = [int(pid) for pid in begun.read_text().split()]
+    process.send_signal(number)
+    printed, _ = process.communicate()
+    assert (process.returncode, printed) == (code, said)
+    assert wait_until(lambda: not any(is_alive(pid) for pid in workers))
 
 
 def test_the_unit_and_the_container_file_give_a_command_line_that_is_understood() -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
 
 from tests.ops.matrix_cases import Entry
 
 _AT = np.array([[0, 5], [3, 1]])
+
+
+def _reduced(m: Any, x: Any, source: Any, how: str) -> Any:
+    return m.scatter_reduce(x, 1, m.tensor(np.array([[0, 0], [2, 1]])), source, how)
+
 
 ENTRIES: list[Entry] = [
     ("unfold windows", lambda m, x: x.unfold(1, 3, 2), ((2, 7),)),
@@ -34,6 +42,13 @@ ENTRIES: list[Entry] = [
     ("cumulative_trapezoid", lambda m, y: m.cumulative_trapezoid(y, dx=0.5), ((2, 4),)),
     ("fmod", lambda m, a, b: m.fmod(a * 3, b), ((3, 4), (4,))),
     ("copysign", lambda m, a, b: m.copysign(a, b) * b, ((3,), (2, 3))),
+    ("nextafter", lambda m, a, b: m.nextafter(a, b) * a, ((3,), (2, 3))),
+    ("frexp", lambda m, x: m.frexp(x).mantissa * x, ((2, 3),)),
+    ("logcumsumexp", lambda m, x: m.logcumsumexp(x, 1), ((2, 4),)),
+    *(
+        (f"scatter_reduce {how}", functools.partial(_reduced, how=how), ((2, 3), (2, 2)))
+        for how in ("sum", "prod", "mean", "amax", "amin")
+    ),
     ("fmax", lambda m, a, b: m.fmax(a, b), ((3,), (2, 3))),
     ("fmin", lambda m, a, b: m.fmin(a, b), ((3,), (2, 3))),
     ("ldexp", lambda m, a, b: m.ldexp(a, b), ((3,), (2, 3))),

@@ -103,8 +103,10 @@ def test_what_is_written_out_has_all_that_the_classes_give() -> None:
     expected._version_counter = y._version_counter
     assert state_of(y) == state_of(expected)
     assert state_of(y.detach() * 2.0)["_grad_fn"] is None
+    product = (y * x).grad_fn
     for saved, made in [
-        ((x * 2.0 * x).grad_fn.saved["b"], SavedTensor(x)),
+        (product.saved["a"], SavedTensor(y)),
+        (product.saved["b"], SavedTensor(x)),
         (y.grad_fn.saved["result"], SavedTensor(y, is_output=True)),
     ]:
         assert state_of(saved) == state_of(made)

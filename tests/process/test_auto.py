@@ -30,9 +30,9 @@ class Heavy(mg.Function):
         return grad * (2 + 0 * sum(range(200_000)))
 
 
-def gradient() -> float:
+def gradient(branches: int = 12) -> float:
     x = mg.tensor([1.0], requires_grad=True)
-    mg.stack([Heavy.apply(x).sum() for _ in range(12)]).sum().backward()
+    mg.stack([Heavy.apply(x).sum() for _ in range(branches)]).sum().backward()
     return x.grad.item()
 
 
@@ -78,7 +78,7 @@ def test_no_workers_are_started_for_a_graph_that_does_not_come_again(
 ) -> None:
     monkeypatch.setattr(tuning, "START_AFTER_US", 1e12)
     with mg.Engine("auto", cpu_workers=2) as engine:
-        assert gradient() == 24.0
+        assert gradient(13) == 26.0  # what an engine knows of a graph, the next one knows, too
         assert engine.coordinator_pid is None
 
 

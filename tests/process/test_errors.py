@@ -4,6 +4,7 @@ engine works on (the ``engine`` fixture tries after each test)."""
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from typing import Any
 
@@ -325,3 +326,30 @@ def test_an_exception_that_refuses_to_be_changed(mode: str, function: type[mg.Fu
         # Two branches, so that more than one task runs.
         (function.apply(x) + mg.exp(x)).sum().backward()
     assert caught.value.code == 7
+
+
+def test_a_process_that_has_become_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sessions go on; the kernel would name another user to the engine for a new one."""
+    user, errors = os.geteuid(), []
+
+    def backward_of_another_thread(grad: mg.Tensor) -> None:
+        thread = threading.Thread(target=fails)
+        thread.start()
+        thread.join()
+
+    def fails() -> None:
+        try:
+            (mg.ones(1, requires_grad=True) * 2.0).sum().backward()
+        except PermissionError as error:
+            errors.append(str(error))
+
+    with mg.Engine("process", cpu_workers=1):
+        (mg.ones(1, requires_grad=True) * 2.0).sum().backward()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+        x = mg.ones(1, requires_grad=True)
+        y = x * 2.0
+        y.register_hook(backward_of_another_thread)
+        y.sum().backward()
+    assert x.grad is not None
+    assert x.grad.item() == 2.0
+    assert [f"started as user {user} and hears no other one" in error for error in errors] == [True]

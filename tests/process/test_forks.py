@@ -101,7 +101,7 @@ def test_a_lock_that_another_thread_has(mode: str) -> None:
 
 def test_the_limit_of_another_threads_backward_ends_with_the_fork() -> None:
     def threads() -> list[int]:
-        return [library.num_threads for library in blas._libraries()]
+        return [threads_of() for threads_of, _ in blas._libraries()]
 
     def after_a_backward() -> list[int]:
         with mg.Engine("local"):

@@ -78,6 +78,7 @@ def restored() -> Iterator[None]:
     global SCALE
     SCALE = 2.0
     np.setbufsize(8192)
+    decimal.DefaultContext.prec = 28
 
 
 def tasks_of_workers(engine: mg.Engine) -> int:
@@ -109,6 +110,10 @@ def change_scale(grad: mg.Tensor) -> None:
     SCALE += 1
 
 
+def change_template(grad: mg.Tensor) -> None:
+    decimal.DefaultContext.prec = 30
+
+
 def change_buffers(grad: mg.Tensor) -> None:
     np.setbufsize(4096)
 
@@ -118,6 +123,7 @@ def change_buffers(grad: mg.Tensor) -> None:
     [
         (Scales, change_scale, "has changed `SCALE`, which Scales reads behind it"),
         (Divides, change_buffers, "changed the buffer size of this process, which Divides reads"),
+        (Divides, change_template, "changed decimal.DefaultContext, which Divides reads behind it"),
     ],
 )
 def test_a_hook_that_changes_what_a_later_function_reads(
@@ -202,6 +208,15 @@ def test_saved_tensors_that_are_more_than_their_numbers(engine: mg.Engine) -> No
         assert x.grad.item() == expected
 
 
+def test_a_program_that_never_names_tensor(
+    engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package has the name when somebody has asked for it."""
+    monkeypatch.delitem(vars(mg), "Tensor", raising=False)
+    nodes = engine.explain(AsksForIt.apply(leaf(), mg.ones(1)).sum()).nodes
+    assert [at.where for at in nodes if at.name == "AsksForItBackward"] == ["worker"]
+
+
 def test_the_grad_of_a_saved_tensor(engine: mg.Engine) -> None:
     x = leaf()
     with pytest.raises(
@@ -225,14 +240,14 @@ def test_callbacks_of_numpy(engine: mg.Engine) -> None:
     x = leaf()
     with (
         np.errstate(divide="call", call=lambda kind, flag: noted.append(kind)),
-        pytest.warns(mg.errors.PerformanceWarning, match=r"calls a function of this process"),
+        pytest.warns(mg.errors.PerformanceWarning, match=r"seterrcall\) was set in this process"),
     ):
         Notes.apply(x).sum().backward()
     assert noted == ["divide by zero"]
     with (
         np.errstate(divide="ignore"),
         np.printoptions(formatter={"float_kind": lambda value: "a word"}),
-        pytest.warns(mg.errors.PerformanceWarning, match=r"prints by functions of this process"),
+        pytest.warns(mg.errors.PerformanceWarning, match=r"that NumPy prints by"),
     ):
         Prints.apply(x).sum().backward()
     assert x.grad is not None
@@ -250,7 +265,7 @@ def test_the_template_of_decimal_contexts(
 ) -> None:
     monkeypatch.setattr(decimal.DefaultContext, "prec", 33)
     x = leaf()
-    with pytest.warns(mg.errors.PerformanceWarning, match=r"decimal\.DefaultContext was changed"):
+    with pytest.warns(mg.errors.PerformanceWarning, match=r"decimal\.DefaultContext was set"):
         ReadsDecimals.apply(x).sum().backward()
     assert x.grad is not None
     assert x.grad.item() == 33.0

@@ -51,7 +51,7 @@ def test_memory_is_back(start_script: StartScript, next_engine_works: None, vict
     assert children == descendants(client.pid)
     family = {client.pid, *children}
     arenas = {inode: name for pid in family for inode, name in arenas_of(pid).items()}
-    assert set(arenas.values()) == {"client arena", "engine-arena", "board"}
+    assert set(arenas.values()) == {"client arena", "engine-arena", "board", "stack"}
     assert holders_of(set(arenas)) == family
     assert arena_bytes(client.pid) > 2 * EACH_BYTES
 

@@ -156,6 +156,21 @@ def test_another_user_is_not_heard(sockets: Sockets) -> None:
     assert sockets.router.ignored == 0
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_the_user_is_the_effective_one() -> None:
+    """That of a program with the set-user-ID bit is not the real one."""
+    child = os.fork()
+    if child == 0:
+        os.seteuid(NOBODY)
+        endpoint = Endpoint.create()
+        router = endpoint.router()
+        status = int(_is_cut_off(endpoint))
+        router.close()
+        os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
 def _is_cut_off(endpoint: Endpoint) -> bool:
     """Whether the kernel's word about this user ends the connection; says something there first."""
     with socket.socket(socket.AF_UNIX) as plain:

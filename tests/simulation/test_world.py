@@ -175,3 +175,8 @@ def test_random_graphs_are_well_formed_and_varied() -> None:
     assert any(len(node.input_nbytes) == 3 for node in nodes)
     assert any(len(set(g.spec.seeds)) < len(g.spec.seeds) for g in graphs)
     assert any(len(set(g.spec.captures)) < len(g.spec.captures) for g in graphs)
+
+
+def test_a_session_that_was_cut_off_keeps_nothing_in_a_hook() -> None:
+    world = World(975600171, workers=4, gpus=0, graphs=1, sessions=3, clients=1).run()
+    assert world.dice.injected["breach"] == 1

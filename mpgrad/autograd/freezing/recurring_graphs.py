@@ -121,6 +121,7 @@ class Remembered:
         "placed",
         "prepared",
         "program",
+        "rules",
         "spec",
         "template",
         "uses",
@@ -136,6 +137,8 @@ class Remembered:
         self.here: Any = None
         #: The compiled function for ``local``; or the reason why there is none; None: not yet.
         self.program: Any = None
+        #: Of a large graph, the rule of each Node's form (``engine.node_rules``); None: not yet.
+        self.rules: Any = None
         #: The last result of placing ``spec``: (``spec``, moved Nodes, the new tables).
         self.placed: tuple[GraphSpec, tuple[int, ...], GraphSpec] | None = None
         # These belong to the graph, not to its tables, which are renewed when a cost changes.
@@ -162,18 +165,17 @@ class Remembered:
         """Whether its costs are still being learned."""
         return self.uses <= tuning.SAMPLES
 
-    def teaches(self, took_us: float) -> bool:
-        """Record the time of the ``local`` engine; whether the cost model should learn from it.
+    def note(self, took_us: float) -> None:
+        """Record the time of the ``local`` engine."""
+        self._note(self._usual_here, took_us)
+
+    def learns(self) -> bool:
+        """Whether the cost model should learn from this use.
 
         Every backward of a new graph counts; later only some do, or one that took far longer or
         shorter than usual.
         """
-        self._note(self._usual_here, took_us)
-        return self.learns()
-
-    def learns(self) -> bool:
-        """Whether the cost model should learn from this use."""
-        return self.is_young or self.uses % tuning.SAMPLES == 0
+        return self.uses <= tuning.SAMPLES or self.uses % tuning.SAMPLES == 0
 
     def is_surprised_by(self, took_us: float) -> bool:
         """Record the time of its tasks in workers; whether that is far from the usual time."""

@@ -63,7 +63,7 @@ class FunctionNode(Node):
                     for meta, at in zip(ctx._outputs, differentiable, strict=True)
                 ]
             )
-        self.input_metadata = tuple(meta or _NO_TENSOR for meta in ctx._outputs)
+        self.input_metadata = tuple([meta or _NO_TENSOR for meta in ctx._outputs])
         for output_nr, (value, wanted) in enumerate(zip(outputs, differentiable, strict=True)):
             if wanted:
                 value._grad_fn, value._output_nr, value._requires_grad = self, output_nr, True
@@ -71,8 +71,10 @@ class FunctionNode(Node):
                     value._view.version = value._version_counter.value
         produced = {id(value) for value in outputs}
         ctx._saved = tuple(
-            None if tensor is None else SavedTensor(tensor, is_output=id(tensor) in produced)
-            for tensor in ctx._to_save
+            [
+                None if tensor is None else SavedTensor(tensor, is_output=id(tensor) in produced)
+                for tensor in ctx._to_save
+            ]
         )
         ctx._to_save = ctx._dirty = ctx._non_differentiable = ()
         if HOOKS.entered:
@@ -151,12 +153,20 @@ class FunctionNode(Node):
         ctx = self.ctx
         if ctx._saved is None:
             raise RuntimeError(FREED_MESSAGE)
-        saved = [item if isinstance(item, SavedTensor) else None for item in ctx._saved]
+        arrays: list[Any] = []
+        requires_grad: list[bool] = []
+        for item in ctx._saved:
+            if isinstance(item, SavedTensor):
+                arrays.append(item.array(self))
+                requires_grad.append(item.requires_grad)
+            else:
+                arrays.append(None)
+                requires_grad.append(False)
         return PortableContext(
-            tuple([None if item is None else item.array(self) for item in saved]),
+            tuple(arrays),
             vars(ctx),
             ContextDescription(
-                tuple([item is not None and item.requires_grad for item in saved]),
+                tuple(requires_grad),
                 ctx._needs_input_grad,
                 ctx._materialize_grads,
                 ctx._inputs,

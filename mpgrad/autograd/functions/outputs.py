@@ -61,6 +61,9 @@ def _rebase(tensor: Tensor, node: FunctionNode, old_node: Node | None, old_nr: i
         rebase(tensor, new)
 
 
+_ARRAYS = (np.ndarray, np.generic)
+
+
 class _Outputs:
     """Makes the outputs of one call."""
 
@@ -73,14 +76,14 @@ class _Outputs:
         self._made: dict[int, Tensor] = {}
         #: Ids of the outputs that are declared non-differentiable.
         self._constant: set[int] = set()
-        for name, declared in (
-            ("mark_dirty", self._dirty),
-            ("mark_non_differentiable", self._excluded),
-        ):
-            _check_tensors(name, declared)
+        if self._dirty or self._excluded:
+            _check_tensors("mark_dirty", self._dirty)
+            _check_tensors("mark_non_differentiable", self._excluded)
 
     def check_dirty(self, produced: Sequence[Any]) -> None:
         """Check the inputs that were changed in place, and count the changes."""
+        if not self._dirty:
+            return
         for tensor in self._dirty:
             if not _contains(produced, tensor):
                 raise RuntimeError(
@@ -132,10 +135,14 @@ class _Outputs:
 
     def output(self, value: Any) -> Any:
         """``value`` as a tensor that may enter the graph; other objects than arrays unchanged."""
-        if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
-            return self._of_array(np.asarray(value))
         if not isinstance(value, Tensor):
+            if isinstance(value, _ARRAYS) and value.dtype.kind in "biufc":
+                return self._of_array(np.asarray(value))
             return value
+        if value._view is None and not (
+            value._requires_grad or self._excluded or self.is_input(value)
+        ):
+            return value  # forward has made it, and it is returned as it is
         if id(value) in self._made:
             return self._made[id(value)]
         made = self._of_tensor(value)

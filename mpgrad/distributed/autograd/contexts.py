@@ -12,7 +12,7 @@ from mpgrad.base.thread_state import PerThread
 from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward, SendRpcBackward
 from mpgrad.errors import HostLost
 from mpgrad.graph.grad_modes import no_grad
-from mpgrad.scheduler.hosts.context_state import ContextState, ReleasedContexts
+from mpgrad.scheduler.hosts.context_state import ContextState, Loss, ReleasedContexts
 from mpgrad.tensors.tensor import Tensor
 
 #: An id is the rank of the process that made it, then a number of this many bits.
@@ -100,8 +100,6 @@ class Contexts:
         self._released = ReleasedContexts()
         self._ids = itertools.count(rank << NUMBER_BITS)
         self._messages = itertools.count(rank << NUMBER_BITS)
-        #: By lost context, which process died and why.
-        self._losses: dict[int, tuple[int, str]] = {}
 
     def new(self) -> DistAutogradContext:
         """A context of this process."""
@@ -124,7 +122,7 @@ class Contexts:
         found = self.known(context_id)
         if found is not None:
             return found
-        loss = self._losses.get(context_id)
+        loss = self._released.loss(context_id)
         if loss is not None:
             raise HostLost(*loss, f"autograd context {context_id}")
         raise RuntimeError(f"Could not find autograd context with id: {context_id}")
@@ -143,14 +141,10 @@ class Contexts:
                 self._contexts[context_id] = found
             return found
 
-    def remove(
-        self, context_id: int, loss: tuple[int, str] | None = None
-    ) -> DistAutogradContext | None:
-        """The context is no more, perhaps since a process was lost: (rank, cause)."""
+    def remove(self, context_id: int, loss: Loss | None = None) -> DistAutogradContext | None:
+        """The context is no more, perhaps since a process was lost."""
         with self._lock:
-            if loss is not None:
-                self._losses[context_id] = loss
-            self._released.add(context_id)
+            self._released.add(context_id, loss)
             return self._contexts.pop(context_id, None)
 
     def of_this_thread(self) -> DistAutogradContext | None:

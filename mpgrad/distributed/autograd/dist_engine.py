@@ -18,7 +18,7 @@ from mpgrad.distributed.group_member import Frames
 from mpgrad.errors import HostLost
 from mpgrad.graph.node import Edge
 from mpgrad.scheduler.hosts import pass_state as ps
-from mpgrad.scheduler.hosts.context_state import PassId
+from mpgrad.scheduler.hosts.context_state import Loss, PassId
 from mpgrad.scheduler.hosts.marking import AnswerHost, AskHost
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.wire.hosts import (
@@ -138,13 +138,13 @@ class DistEngine:
             raise error
         raise RuntimeError(f"Error on Node {end.failed}: {error}") from error
 
-    def release(self, context_id: int, loss: tuple[int, str] | None = None) -> None:
-        """Leave a context on all hosts, perhaps since a process was lost: (rank, cause)."""
+    def release(self, context_id: int, loss: Loss | None = None) -> None:
+        """Leave a context on all hosts, perhaps since a process was lost."""
         context = self.contexts.remove(context_id, loss)
         if context is not None:
             self._later(lambda: self._close(context, loss))
 
-    def _close(self, context: DistAutogradContext, loss: tuple[int, str] | None) -> None:
+    def _close(self, context: DistAutogradContext, loss: Loss | None) -> None:
         rank, cause = loss or (-1, "")
         for part in list(context.parts.values()):
             part.errors[self.rank] = part.errors[rank] = self._why_gone(context.id)
@@ -264,7 +264,8 @@ class DistEngine:
         if isinstance(message, AskMarks):
             return ps.MarksAsked(sender, message.question, part.reach_from_slots(message.slots))
         if isinstance(message, AnswerMarks):
-            return ps.MarksAnswered(message.question, message.hosts)
+            reached = part.reach_from_slots(message.slots)
+            return ps.MarksAnswered(message.question, message.hosts, reached)
         if isinstance(message, BeginPart):
             part.begin_as(keep_graph=message.keep_graph, is_partial=message.is_partial)
             return ps.PartRequested()
@@ -312,7 +313,7 @@ class DistEngine:
         if isinstance(step, AskHost):
             self._send(step.to, AskMarks(*head, step.question, step.slots))
         elif isinstance(step, AnswerHost):
-            self._send(step.to, AnswerMarks(*head, step.question, step.hosts))
+            self._send(step.to, AnswerMarks(*head, step.question, step.hosts, step.slots))
         elif isinstance(step, ps.RequestPart):
             is_partial = part.inputs is not None
             self._send(step.to, BeginPart(*head, part.keep_graph, is_partial))

@@ -16,6 +16,7 @@ from mpgrad.optim.lr_scheduler.decay import (
 from mpgrad.optim.lr_scheduler.lambdas import LambdaLR, MultiplicativeLR
 from mpgrad.optim.lr_scheduler.plateau import ReduceLROnPlateau
 from mpgrad.optim.lr_scheduler.scheduler import LRScheduler
+from mpgrad.optim.lr_scheduler.scheduler import LRScheduler as _LRScheduler  # noqa: F401
 
 __all__ = [
     "ChainedScheduler",

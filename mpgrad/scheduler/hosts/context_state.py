@@ -17,6 +17,9 @@ from mpgrad.scheduler.hosts.pass_state import (
 #: (rank of the host that called ``backward()``, its count there).
 PassId: TypeAlias = tuple[int, int]
 
+#: (rank of a host that has died, why).
+Loss: TypeAlias = tuple[int, str]
+
 #: The released contexts that a host remembers.
 TOMBSTONES_MAX = 100_000
 
@@ -80,14 +83,18 @@ class ReleasedContexts:
     """Tombstones: a message that comes late must not revive a context."""
 
     def __init__(self) -> None:
-        #: In the order in which they were released.
-        self._ids: dict[int, None] = {}
+        #: In the order in which they were released: the host that was lost with it, and why.
+        self._losses: dict[int, Loss | None] = {}
 
-    def add(self, context: int) -> None:
-        """``context`` is no more."""
-        self._ids[context] = None
-        if len(self._ids) > TOMBSTONES_MAX:
-            del self._ids[next(iter(self._ids))]
+    def add(self, context: int, loss: Loss | None = None) -> None:
+        """``context`` is no more, perhaps since a host was lost."""
+        self._losses[context] = loss
+        if len(self._losses) > TOMBSTONES_MAX:
+            del self._losses[next(iter(self._losses))]
 
     def __contains__(self, context: int) -> bool:
-        return context in self._ids
+        return context in self._losses
+
+    def loss(self, context: int) -> Loss | None:
+        """The loss that has ended a context; None if it was left, or is not known."""
+        return self._losses.get(context)

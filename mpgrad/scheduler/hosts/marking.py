@@ -3,7 +3,8 @@
 A wave of questions runs from the roots of a backward over the hosts that they reach: "these slots
 of these messages of yours will get gradients". Each host walks on in its own graph. The end is
 known by counting answers (Dijkstra and Scholten): a host answers the question that engaged it once
-all its own questions are answered, and every other one at once.
+all its own questions are answered, and every other one at once. What it would ask the host that it
+answers goes along with the answer: most calls return to where they came from.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import NamedTuple, TypeAlias
 
 #: (message, its tensor): what may get a gradient on the host that sent the message.
 Slot: TypeAlias = tuple[int, int]
+#: The slots of one question or answer: a message has a limit.
+SLOTS_MAX = 20_000
+
 #: What a walk has newly reached, by the rank that sent the message.
 Reached: TypeAlias = Mapping[int, Sequence[Slot]]
 
@@ -31,6 +35,8 @@ class AnswerHost(NamedTuple):
     to: int
     question: int
     hosts: tuple[int, ...]
+    #: Slots of messages of ``to`` that will get gradients, too.
+    slots: tuple[Slot, ...]
 
 
 class Marking:
@@ -66,31 +72,47 @@ class Marking:
         if (sender, question) in self._seen:
             return []
         self._seen.add((sender, question))
-        asks = self._ask(reached)
         if self._is_root or self._engaged_by is not None:
-            return [*asks, AnswerHost(sender, question, ())]
+            others, back = _apart(reached, sender)
+            return [*self._ask(others), AnswerHost(sender, question, (), back)]
         self._engaged_by = sender, question
-        return [*asks, *self._answer_if_done()]
+        return self._go_on(reached)
 
-    def take_answer(self, question: int, hosts: Sequence[int]) -> list[AnswerHost]:
-        """An answer that came."""
+    def take_answer(
+        self, question: int, hosts: Sequence[int], reached: Reached
+    ) -> list[AskHost | AnswerHost]:
+        """An answer that came, and what the walk from its slots has newly reached."""
         if question not in self._unanswered:
             return []
         self._unanswered.discard(question)
         self.hosts.update(dict.fromkeys(hosts))
-        return self._answer_if_done()
+        return self._go_on(reached)
+
+    def _go_on(self, reached: Reached) -> list[AskHost | AnswerHost]:
+        """Ask on; if there is nobody to ask, answer the question that is answered last."""
+        if self._engaged_by is None:
+            return [*self._ask(reached)]
+        to, question = self._engaged_by
+        others, back = _apart(reached, to)
+        if others or self._unanswered:
+            return [*self._ask(reached)]
+        self._engaged_by = None
+        return [AnswerHost(to, question, tuple(self.hosts), back)]
 
     def _ask(self, reached: Reached) -> list[AskHost]:
         asks = []
         for to, slots in reached.items():
-            self._unanswered.add(self._asked)
             self.hosts[to] = None
-            asks.append(AskHost(to, self._asked, tuple(slots)))
-            self._asked += 1
+            for at in range(0, len(slots), SLOTS_MAX):
+                self._unanswered.add(self._asked)
+                asks.append(AskHost(to, self._asked, tuple(slots[at : at + SLOTS_MAX])))
+                self._asked += 1
         return asks
 
-    def _answer_if_done(self) -> list[AnswerHost]:
-        if self._engaged_by is None or self._unanswered:
-            return []
-        (to, question), self._engaged_by = self._engaged_by, None
-        return [AnswerHost(to, question, tuple(self.hosts))]
+
+def _apart(reached: Reached, host: int) -> tuple[Reached, tuple[Slot, ...]]:
+    """What the other hosts are asked, and what an answer takes along to ``host``."""
+    back = tuple(reached.get(host, ()))
+    if len(back) > SLOTS_MAX:
+        return reached, ()
+    return {to: slots for to, slots in reached.items() if to != host}, back

@@ -33,10 +33,11 @@ class MarksAsked(NamedTuple):
 
 
 class MarksAnswered(NamedTuple):
-    """An answer of the wave."""
+    """An answer of the wave, and what the walk from its slots has newly reached."""
 
     question: int
     hosts: Sequence[int]
+    reached: Reached
 
 
 class PartRequested(NamedTuple):
