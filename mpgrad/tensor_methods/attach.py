@@ -211,6 +211,7 @@ def _expand_as(self: Tensor, other: Tensor) -> Tensor:
 
 
 def _itself(self: Tensor) -> Tensor:
+    """The tensor itself."""
     return self
 
 
