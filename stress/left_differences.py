@@ -167,7 +167,7 @@ LEFT = (
     ),
     Left(
         r"linalg\.(cholesky|inv|solve)_ex",
-        r"^nan in place of",
+        r"nan in place of|in place of nan",
         "of a matrix that fails the result is NaN; PyTorch leaves what the algorithm has reached",
     ),
     Left(

@@ -54,6 +54,7 @@ EVERY = 10
 #: Functions that change the process, draw numbers, or return uninitialised memory.
 LEFT_OUT = frozenset(
     {"manual_seed", "set_rng_state", "get_rng_state", "empty", "empty_like", "rand", "randn"}
+    | {"empty_strided", "empty_permuted"}
     | {"rand_like", "randn_like", "randint", "randint_like", "randperm", "bernoulli", "normal"}
     | {
         "multinomial",
