@@ -137,3 +137,23 @@ def test_a_wrong_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPGRAD_CHECK", "often")
     with pytest.raises(ValueError, match="MPGRAD_CHECK='often': expected one of off, sample, all"):
         mg.Engine()
+
+
+class Saves(mg.Function):
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        ctx.save_for_backward(x)
+        return x.detach() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad * ctx.saved_tensors[0]
+
+
+def test_a_function_that_was_released_for_a_hook(every_one: mg.Engine) -> None:
+    x = mg.ones(3, requires_grad=True)
+    y = x * 2.0
+    y.register_hook(lambda grad: None)
+    Saves.apply(y).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [4.0] * 3
