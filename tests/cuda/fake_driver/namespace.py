@@ -34,7 +34,7 @@ UFUNCS = (
     " arcsin arccos arctan arctan2 sinh cosh tanh arcsinh arccosh arctanh sign floor ceil rint"
     " trunc conjugate equal not_equal greater greater_equal less less_equal logical_and logical_or"
     " logical_xor logical_not isnan isinf isfinite bitwise_and bitwise_or bitwise_xor invert"
-    " copysign fmod hypot"
+    " copysign fmod hypot nextafter left_shift right_shift"
 )
 FUNCTIONS = (
     "sum prod max min any all argmax argmin cumsum cumprod reshape transpose concatenate stack flip"
@@ -70,7 +70,7 @@ class ArrayNamespace:
             setattr(self, name, self._creation(getattr(np, name)))
         for name in LIKE.split():
             setattr(self, name, self._like(getattr(np, name)))
-        self.conj = self.conjugate
+        self.conj, self.frexp = self.conjugate, self._several(np.frexp, 2)
         names = ("inv", "solve", "cholesky", "det")
         self.linalg = types.SimpleNamespace(
             **{name: self._function(getattr(np.linalg, name)) for name in names}
