@@ -54,9 +54,11 @@ if rank == 0:
     images = mg.tensor((digits.images / 16.0).astype(np.float32).reshape(-1, 64))
     labels = mg.tensor(digits.target)
 
+    # One after the other: calls run in threads, and in one process these draw from one generator.
     first = rpc.remote("host0", Half, (0, 64, 100, 100))
+    parameters = first.rpc_sync().parameters()
     second = rpc.remote(f"host{ranks - 1}", Half, (1, 100, 50, 10))
-    parameters = first.rpc_sync().parameters() + second.rpc_sync().parameters()
+    parameters += second.rpc_sync().parameters()
     optimizer = DistributedOptimizer(mg.optim.SGD, parameters, lr=0.1, momentum=0.9)
 
     for epoch in range(EPOCHS):
