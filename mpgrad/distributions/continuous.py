@@ -209,31 +209,20 @@ class LogNormal(_LocationScale):
         return self._base.entropy() + self.loc
 
 
-class HalfNormal(Distribution):
-    """The absolute value of a normal number of mean 0 and standard deviation ``scale``."""
+class Folded(Distribution):
+    """The absolute value of a number whose distribution, ``_base``, is symmetric around 0."""
 
     has_rsample = True
     _constraints: ClassVar[Constraints] = {"scale": positive}
+    _base: Distribution
 
     def __init__(self, scale: Any, validate_args: bool | None = None) -> None:
         (self.scale,) = together(scale)
         super().__init__(self.scale.shape, (), validate_args)
 
     @property
-    def _base(self) -> Normal:
-        return Normal(self.scale * 0, self.scale, False)
-
-    @property
-    def mean(self) -> Tensor:
-        return self.scale * math.sqrt(2 / math.pi)
-
-    @property
     def mode(self) -> Tensor:
         return self.scale * 0
-
-    @property
-    def variance(self) -> Tensor:
-        return self.scale**2 * (1 - 2 / math.pi)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         return absolute(self._base.rsample(sample_shape))
@@ -252,6 +241,22 @@ class HalfNormal(Distribution):
 
     def entropy(self) -> Tensor:
         return self._base.entropy() - math.log(2)
+
+
+class HalfNormal(Folded):
+    """The absolute value of a normal number of mean 0 and standard deviation ``scale``."""
+
+    @property
+    def _base(self) -> Normal:  # type: ignore[override]
+        return Normal(self.scale * 0, self.scale, False)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.scale * math.sqrt(2 / math.pi)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.scale**2 * (1 - 2 / math.pi)
 
 
 class Exponential(Distribution):

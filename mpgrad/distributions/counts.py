@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.distributions.discrete import Binomial, Categorical, _Trials
-from mpgrad.distributions.distribution import Distribution, not_negative, together
+from mpgrad.distributions.discrete import Binomial, OverClasses, _Trials
+from mpgrad.distributions.distribution import not_negative, together
 from mpgrad.distributions.gammas import Gamma
 from mpgrad.graph.grad_modes import no_grad
 from mpgrad.ops.activation import logsigmoid
@@ -70,7 +70,7 @@ class NegativeBinomial(_Trials):
         return chances + where(total == 0, 0.0, ways).to(chances.dtype)
 
 
-class Multinomial(Distribution):
+class Multinomial(OverClasses):
     """How often each class comes in ``total_count`` draws.
 
     Args:
@@ -95,19 +95,7 @@ class Multinomial(Distribution):
         if not isinstance(total_count, int):
             raise NotImplementedError("inhomogeneous total_count is not supported")
         self.total_count = total_count
-        self._categorical = Categorical(probs, logits, validate_args)
-        shape = self._categorical.param_shape
-        super().__init__(shape[:-1], shape[-1:], validate_args)
-
-    @property
-    def probs(self) -> Tensor:
-        """The probability of each class."""
-        return self._categorical.probs
-
-    @property
-    def logits(self) -> Tensor:
-        """The logarithms of the probabilities."""
-        return self._categorical.logits
+        super().__init__(probs, logits, validate_args)
 
     @property
     def mean(self) -> Tensor:

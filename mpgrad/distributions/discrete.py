@@ -339,8 +339,8 @@ class Categorical(Distribution):
         return f"{type(self).__name__}({name}: {size})"
 
 
-class OneHotCategorical(Distribution):
-    """``Categorical`` whose draws are vectors with a 1 at the class."""
+class OverClasses(Distribution):
+    """A distribution of vectors with an element for each class of a ``Categorical``."""
 
     def __init__(
         self, probs: Any = None, logits: Any = None, validate_args: bool | None = None
@@ -358,6 +358,10 @@ class OneHotCategorical(Distribution):
     def logits(self) -> Tensor:
         """The logarithms of the probabilities."""
         return self._categorical.logits
+
+
+class OneHotCategorical(OverClasses):
+    """``Categorical`` whose draws are vectors with a 1 at the class."""
 
     @property
     def mean(self) -> Tensor:

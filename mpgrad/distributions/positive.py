@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from mpgrad.distributions.continuous import Cauchy
+from mpgrad.distributions.continuous import Cauchy, Folded
 from mpgrad.distributions.distribution import (
     Constraints,
     Distribution,
@@ -18,7 +18,6 @@ from mpgrad.distributions.distribution import (
 from mpgrad.distributions.gammas import Gamma
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.choices import clamp, where
-from mpgrad.ops.comparison import ge
 from mpgrad.ops.creation import full
 from mpgrad.ops.random import rand
 from mpgrad.ops.special import digamma, lgamma
@@ -34,19 +33,13 @@ def uniform_inside(like: Tensor, shape: Sequence[int]) -> Tensor:
     return clamp(drawn, 1e-7, 1 - 1e-7)
 
 
-class HalfCauchy(Distribution):
+class HalfCauchy(Folded):
     """The absolute value of a number with Cauchy's distribution of ``scale``; it has no mean."""
 
-    has_rsample = True
-    _constraints: ClassVar[Constraints] = {"scale": positive}
     _support = staticmethod(lambda x: x >= 0)
 
-    def __init__(self, scale: Any, validate_args: bool | None = None) -> None:
-        (self.scale,) = together(scale)
-        super().__init__(self.scale.shape, (), validate_args)
-
     @property
-    def _base(self) -> Cauchy:
+    def _base(self) -> Cauchy:  # type: ignore[override]
         return Cauchy(self.scale * 0, self.scale, False)
 
     @property
@@ -54,30 +47,8 @@ class HalfCauchy(Distribution):
         return full(self.scale.shape, math.inf, dtype=self.scale.dtype)
 
     @property
-    def mode(self) -> Tensor:
-        return self.scale * 0
-
-    @property
     def variance(self) -> Tensor:
         return self._base.variance
-
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        return absolute(self._base.rsample(sample_shape))
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        self._validate_sample(value)
-        found = self._base.log_prob(value) + math.log(2)
-        return where(ge(value, 0), found, -math.inf).to(found.dtype)
-
-    def cdf(self, value: Tensor) -> Tensor:
-        self._validate_sample(value)
-        return 2 * self._base.cdf(value) - 1
-
-    def icdf(self, value: Tensor) -> Tensor:
-        return self._base.icdf((value + 1) / 2)
-
-    def entropy(self) -> Tensor:
-        return self._base.entropy() - math.log(2)
 
 
 class Weibull(Distribution):

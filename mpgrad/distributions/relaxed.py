@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpgrad.devices.device_arrays import on_host
-from mpgrad.distributions.discrete import Categorical, _Trials
+from mpgrad.distributions.discrete import OverClasses, _Trials
 from mpgrad.distributions.distribution import (
     Constraints,
     Distribution,
@@ -70,7 +70,7 @@ class RelaxedBernoulli(_Trials):
         return size + away - 2 * softplus(away) + softplus(-x) + softplus(x)
 
 
-class RelaxedOneHotCategorical(Distribution):
+class RelaxedOneHotCategorical(OverClasses):
     """The softmax of ``(logits + noise) / temperature``, where the noise is Gumbel's: the lower the
     temperature, the nearer to a vector with a single 1."""
 
@@ -84,19 +84,7 @@ class RelaxedOneHotCategorical(Distribution):
         validate_args: bool | None = None,
     ) -> None:
         self.temperature = temperature
-        self._categorical = Categorical(probs, logits, validate_args)
-        shape = self._categorical.param_shape
-        super().__init__(shape[:-1], shape[-1:], validate_args)
-
-    @property
-    def probs(self) -> Tensor:
-        """The probability that each element is the largest."""
-        return self._categorical.probs
-
-    @property
-    def logits(self) -> Tensor:
-        """The logarithms of the probabilities."""
-        return self._categorical.logits
+        super().__init__(probs, logits, validate_args)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         u = uniform_inside(self.logits, self._extended_shape(sample_shape))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import traceback
 
 import mpgrad as mg
 import mpgrad.distributed.autograd as dist_autograd
@@ -16,6 +15,7 @@ import mpgrad.distributed.rpc as rpc
 from mpgrad import nn
 from mpgrad.distributed.rpc import RRef
 from mpgrad.wire import zeromq
+from tests.distributed.cases_of_ranks import run
 from tests.leftovers import wait_until
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -286,13 +286,7 @@ def main():
     zeromq.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
     mg.set_engine(mg.Engine(os.environ.get("CASES_MODE", "local"), cpu_workers=1))
     rpc.init_rpc(f"worker{RANK}")
-    for case in CASES:
-        try:
-            case()
-        except BaseException:
-            print(case.__name__, "failed:", traceback.format_exc().replace("\n", " | "))
-        else:
-            print(case.__name__, "passed")
+    run(CASES)
     rpc.shutdown()
 
 

@@ -10,7 +10,6 @@ import operator
 import os
 import pickle
 import threading
-import traceback
 
 import numpy as np
 
@@ -19,6 +18,7 @@ import mpgrad.distributed.rpc as rpc
 from mpgrad.distributed import futures
 from mpgrad.distributed.rpc import RRef, functions
 from mpgrad.distributed.rpc.current_service import service
+from tests.distributed.cases_of_ranks import run
 from tests.leftovers import wait_until
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -390,13 +390,7 @@ CASES = [function for name, function in list(globals().items()) if name.startswi
 
 def main():
     rpc.init_rpc(f"worker{RANK}")
-    for case in CASES:
-        try:
-            case()
-        except BaseException:
-            print(case.__name__, "failed:", traceback.format_exc().replace("\n", " | "))
-        else:
-            print(case.__name__, "passed")
+    run(CASES)
     rpc.shutdown()
 
 
