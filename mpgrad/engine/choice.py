@@ -14,10 +14,6 @@ Mode: TypeAlias = Literal["local", "process"]
 
 #: The number of structures whose times are kept, the last used ones.
 STRUCTURES_MAX = 64
-#: The number of times from which on a mode counts as known.
-KNOWN_FROM = 2
-#: The number of odd times in a row after which earlier ones do not count.
-ODD_MAX = 3
 
 
 class Prediction(NamedTuple):
@@ -110,7 +106,7 @@ class Experience:
         if mode in self._has_begun:
             best_us = min(expected)
             self._spent_us += best_us
-            if choice.is_trial and len(self._took[mode]) >= KNOWN_FROM:
+            if choice.is_trial and len(self._took[mode]) >= tuning.KNOWN_FROM:
                 self._lost_us += max(took_us - best_us, 0.0)
             sample = _Sample(took_us, getattr(choice.predicted, mode), choice.shapes)
             self._add(mode, sample, getattr(expected, mode))
@@ -125,7 +121,7 @@ class Experience:
         else:
             odd.clear()
         took.append(sample)
-        if len(odd) == ODD_MAX:
+        if len(odd) == tuning.ODD_MAX:
             for samples in self._took.values():
                 samples.clear()
             took.extend(odd)
@@ -166,7 +162,7 @@ class Experience:
             return False
         best_us = min(expected)
         ratio = getattr(expected, other) / max(best_us, 1.0)
-        if len(self._took[other]) < KNOWN_FROM and ratio <= tuning.FAR_OFF:
+        if len(self._took[other]) < tuning.KNOWN_FROM and ratio <= tuning.FAR_OFF:
             return True
         # A trial counts as more expensive than predicted, because the prediction may be wrong.
         loss_us = (max(ratio, tuning.MARGIN) - 1.0) * best_us

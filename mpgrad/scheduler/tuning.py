@@ -60,6 +60,10 @@ MARGIN = 1.2
 #: If a graph is new, workers start only after it has run in this process for so long: it may not
 #: come again, and their start takes time from it.
 START_AFTER_US = 250_000.0
+#: The number of times from which on a mode counts as known.
+KNOWN_FROM = 2
+#: The number of times far from the usual one, in a row, after which earlier ones do not count.
+ODD_MAX = 3
 #: The part of the time that may be spent on measuring the other mode again.
 TRIAL_SHARE = 0.02
 
