@@ -209,8 +209,11 @@ def _run(
 def _measure_all(
     console: Console, workload: Workload, run: Run, effort: Effort, disturbance: Disturbance
 ) -> list[CaseResult]:
-    """Measure all cases of a workload; their resources are closed even if one fails."""
-    results = []
+    """Measure all cases of a workload; their resources are closed even if one fails.
+
+    Of a case that comes again, the last result counts.
+    """
+    results: dict[str, CaseResult] = {}
     with closing(workload.cases(run.is_quick)) as cases:
         for case in cases:
             columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -223,6 +226,6 @@ def _measure_all(
                 def tick(progress: Progress = progress, bar: int = bar) -> None:
                     progress.update(bar, advance=1, refresh=True)  # type: ignore[arg-type]
 
-                results.append(measure(case, effort, tick, disturbance.sample))
-            show_case(console, workload.name, results[-1])
-    return results
+                results[case.name] = measure(case, effort, tick, disturbance.sample)
+            show_case(console, workload.name, results[case.name])
+    return list(results.values())

@@ -2,14 +2,15 @@
 
 A processor that is shared with others may be half as fast for moments or minutes. Loops that were
 counted in such a moment take half the time in the next one, and the name of the case is then wrong.
-So the loops run once more after they were counted, and in every round, in a row of their own. The
-figures of a case whose loops took another time are not published.
+So the loops run once more after they were counted, and in every round, in a row of their own. A
+case whose loops took another time is measured again, with as many loops as fit what it found; if
+they never fit, its figures are not published.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
@@ -26,6 +27,8 @@ _COUNTED = TOLERANCE / 4
 #: so that they do not all fall into one slow moment; and how often the count is repeated if a check
 #: differs.
 _LOOPS, _TRY_S, _TRIES, _PAUSE_S, _LOOKS = 50_000, 0.3, 7, 0.02, 5
+#: How often a case is measured until its loops took the time of its name.
+ATTEMPTS = 4
 #: The row of the loops without anything else.
 ALONE = "the loops alone"
 
@@ -83,6 +86,44 @@ def in_a_sample(branches: int, repeats: int) -> Seconds:
         return sample() / branches
 
     return seconds
+
+
+class Attempts:
+    """The loops for a load, changed while a case that was measured with them had a fault.
+
+    Loops may take another time between the other contenders of a case than by themselves (the clock
+    of a processor depends on what ran just before), so the case itself says by how much.
+
+    Args:
+        load: the load of a sample.
+        milliseconds: the time that the loops should take.
+        seconds: measures the time of a number of loops.
+        most: how often the case is measured.
+    """
+
+    def __init__(
+        self, load: Load, milliseconds: float, seconds: Seconds, most: int = ATTEMPTS
+    ) -> None:
+        self._load, self._milliseconds = load, milliseconds
+        self._seconds, self._most = seconds, most
+        self._took: float | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        """Numbers of loops; the next one only if the case had a fault with the last one."""
+        loops = loops_for(self._milliseconds, self._seconds)
+        for _ in range(self._most):
+            self._took = None
+            yield loops
+            if self._took is None:
+                break
+            loops = max(1, round(loops * self._load.milliseconds / self._took))
+
+    def fault(self, result: CaseResult) -> str:
+        """``Load.fault`` of a case that was measured with these loops."""
+        found = self._load.fault(result)
+        if found and ALONE in result.samples:
+            self._took = median(result.samples[ALONE])
+        return found
 
 
 def _seconds(loops: int) -> float:

@@ -27,21 +27,26 @@ class _Child:
         self._printed: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._told: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._seconds = seconds
-        self.deadline = time.monotonic() + seconds
         sys.stdout.flush()
+        has_begun, begins = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            self._run(run)
+            self._run(run, begins)
         self.pidfd = os.pidfd_open(self.pid)
+        os.close(begins)
+        os.read(has_begun, 1)
+        os.close(has_begun)
+        self.deadline = time.monotonic() + seconds
 
-    def _run(self, run: Callable[[Method], Outcome]) -> NoReturn:
-        """In the child: never returns."""
+    def _run(self, run: Callable[[Method], Outcome], begins: int) -> NoReturn:
+        """In the child: never returns; closes ``begins`` when its time begins."""
         try:
             os.setsid()
             for stream in (1, 2):
                 os.dup2(self._printed.fileno(), stream)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             faulthandler.enable(self._printed.fileno())
+            os.close(begins)
             try:
                 outcome = run(self.method)
             except BaseException as error:

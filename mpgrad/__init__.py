@@ -37,7 +37,9 @@ _NAMES_OF = {
     ),
     "mpgrad.base.limits": "finfo iinfo",
     "mpgrad.base.size": "Size",
-    "mpgrad.base.memory_formats": "preserve_format contiguous_format",
+    "mpgrad.base.memory_formats": (
+        "preserve_format contiguous_format channels_last channels_last_3d"
+    ),
     "mpgrad.autograd.function": "Function",
     "mpgrad.autograd.backward": "backward grad",
     "mpgrad.graph.anomaly": "is_anomaly_enabled is_anomaly_check_nan_enabled",

@@ -60,6 +60,8 @@ from mpgrad.base.dtypes import uint32 as uint32
 from mpgrad.base.dtypes import uint64 as uint64
 from mpgrad.base.limits import finfo as finfo
 from mpgrad.base.limits import iinfo as iinfo
+from mpgrad.base.memory_formats import channels_last as channels_last
+from mpgrad.base.memory_formats import channels_last_3d as channels_last_3d
 from mpgrad.base.memory_formats import contiguous_format as contiguous_format
 from mpgrad.base.memory_formats import preserve_format as preserve_format
 from mpgrad.base.size import Size as Size

@@ -57,7 +57,10 @@ def set_device(device: Gpu) -> None:
 
 
 class device:
-    """Inside the ``with`` block "cuda" means this GPU, in this thread.
+    """Inside the ``with`` block "cuda" means ``device``, in this thread.
+
+    Args:
+        device: a number, a name ("cuda:1") or a Device; None changes nothing.
 
     Raises:
         RuntimeError: there is no such GPU.
@@ -87,7 +90,7 @@ def synchronize(device: Gpu = None) -> None:
 
 
 def get_device_name(device: Gpu = None) -> str:
-    """The vendor's name of the GPU.
+    """The vendor's name of ``device`` (default: this thread's current GPU).
 
     Raises:
         RuntimeError: there is no such GPU.
@@ -96,7 +99,7 @@ def get_device_name(device: Gpu = None) -> str:
 
 
 def get_device_capability(device: Gpu = None) -> tuple[int, int]:
-    """(major, minor) compute capability.
+    """(major, minor) compute capability of ``device`` (default: this thread's current GPU).
 
     Raises:
         RuntimeError: there is no such GPU.
@@ -105,7 +108,7 @@ def get_device_capability(device: Gpu = None) -> tuple[int, int]:
 
 
 def mem_get_info(device: Gpu = None) -> tuple[int, int]:
-    """Bytes (free, total) of the device, all processes counted.
+    """Bytes (free, total) of ``device``, all processes counted (default: this thread's GPU).
 
     Raises:
         RuntimeError: there is no such GPU.

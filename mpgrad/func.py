@@ -69,7 +69,15 @@ def grad(
 def value_and_grad(
     func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """As :func:`grad_and_value`, in the order of JAX and HIPS autograd: value, gradient."""
+    """As :func:`grad_and_value`, in the order of JAX and HIPS autograd: value, gradient.
+
+    Args:
+        func, argnums, has_aux: as for :func:`grad`.
+
+    Returns:
+        A function of the same arguments, which returns ``(value, gradient)``; with ``has_aux``
+        ``((value, other), gradient)``.
+    """
     both = grad_and_value(func, argnums, has_aux)
 
     @wraps(func)
@@ -83,11 +91,14 @@ def value_and_grad(
 def grad_and_value(
     func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """As :func:`grad`, but returns ``(gradient, value)``; with ``has_aux`` ``(gradient, (value,
-    other))``.
+    """As :func:`grad`, with the value beside the gradient.
 
-    Raises (when it is called):
-        RuntimeError: ``func`` does not return a number.
+    Args:
+        func, argnums, has_aux: as for :func:`grad`.
+
+    Returns:
+        A function of the same arguments, which returns ``(gradient, value)``; with ``has_aux``
+        ``(gradient, (value, other))``. It raises RuntimeError if ``func`` does not return a number.
     """
     places = argnums if isinstance(argnums, tuple) else (argnums,)
 
@@ -118,7 +129,16 @@ def grad_and_value(
 
 
 def vjp(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
-    """``func(*primals)``, and a function from a gradient of it to the gradients of ``primals``."""
+    """``func(*primals)``, and a function from a gradient of it to the gradients of ``primals``.
+
+    Args:
+        func: a function of Tensors, which returns a Tensor or a tuple of them.
+        primals: Tensors, or NumPy arrays, which become Tensors.
+
+    Returns:
+        (the result, a function). That takes one Tensor of the shape of each result, and returns a
+        tuple with one of the shape of each primal; it may be called several times.
+    """
     with enable_grad():
         inputs = [_input(value) for value in primals]
         result = func(*inputs)
@@ -134,7 +154,16 @@ def vjp(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any
 
 
 def jacrev(func: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
-    """The function that returns the Jacobian of ``func`` with respect to one argument."""
+    """The function that returns the Jacobian of ``func`` with respect to one argument.
+
+    Args:
+        func: a function of Tensors, which returns a Tensor.
+        argnums: the number of the argument.
+
+    Returns:
+        A function of the same arguments, whose result has the shape (that of the result of
+        ``func``, that of the argument). It takes one backward for each element of the result.
+    """
     return _with_respect_to(functional.jacobian, func, argnums)
 
 
@@ -146,6 +175,14 @@ def jvp(func: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any
     """``func(*primals)``, and how it changes along ``tangents``.
 
     ``func`` is differentiated twice backward.
+
+    Args:
+        func: a function of Tensors, which returns a Tensor or a tuple of them.
+        primals: a tuple of Tensors.
+        tangents: a tuple of Tensors of the shapes of ``primals``.
+
+    Returns:
+        (the result, its change: of the same shape).
 
     Raises:
         RuntimeError: ``tangents`` do not have the shapes of ``primals``.
@@ -292,8 +329,17 @@ def functional_call(
 
 
 def stack_module_state(models: list[Module]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parameters of Modules of one kind, stacked, and their buffers, for ``vmap`` of
-    ``functional_call``."""
+    """The parameters of Modules of one kind, stacked, and their buffers.
+
+    ``vmap`` of :func:`functional_call` runs all of the Modules on them.
+
+    Args:
+        models: with parameters of equal names and shapes.
+
+    Returns:
+        (parameters, buffers): by name a Tensor whose first dimension is ``len(models)``. The
+        parameters are leaves of their own.
+    """
     parameters, buffers = (
         {name: stack([t.detach() for t in same]) for name, *same in _by_name(models, kind)}
         for kind in ("named_parameters", "named_buffers")
@@ -307,7 +353,15 @@ def _by_name(models: list[Module], kind: str) -> Iterator[list[Any]]:
 
 
 def hessian(func: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
-    """The function that returns the Hessian of ``func``, which returns a single number."""
+    """The function that returns the Hessian of ``func``, which returns a single number.
+
+    Args:
+        func: a function of Tensors.
+        argnums: the number of the argument.
+
+    Returns:
+        A function of the same arguments, whose result has the shape of the argument twice.
+    """
     return _with_respect_to(functional.hessian, func, argnums)
 
 

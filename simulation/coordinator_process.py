@@ -22,7 +22,6 @@ from mpgrad.errors import ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
-from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.journal import AllocatorRecorder, Journal
@@ -31,6 +30,7 @@ from mpgrad.wire.setup import CoordinatorSetup, JournalPlan
 from mpgrad.wire.transport import Arrival
 from simulation.expectations import require
 from simulation.faults import DEATHS_MAX
+from simulation.invariants import check_invariants
 from simulation.situations import DEAD_INCARNATION, Situations
 from simulation.transport import nothing
 from simulation.virtual_time import SLOW_DELAY_US
@@ -204,7 +204,7 @@ class CoordinatorProcess:
         expected = self._world.expected
         if isinstance(event, ev.GraphCancelled):
             expected.cancel(event.peer, event.graph)
-        elif isinstance(event, ev.SessionClosed) and event.peer in self.empty_handed:
+        elif isinstance(event, ev.SessionClosed) and event.peer in self.empty_handed - self.forgers:
             kept = self.core.membership.members[event.peer].kept
             require(not kept, f"{event.peer} has let go of everything, except of {sorted(kept)}")
         elif isinstance(event, ev.WorkerJoined):
@@ -255,9 +255,10 @@ class CoordinatorProcess:
         return event._replace(killed=False), late if is_open else None
 
     def _after(self, event: Any, instructions: list[Any]) -> None:
-        self._fenced.update(i.peer for i in instructions if isinstance(i, do.FenceWorker))
+        fences = [i.peer for i in instructions if isinstance(i, do.FenceWorker)]
+        self._fenced.update(fences)
         if isinstance(event, ev.DeadlinePassed):
-            self._ended.update(fence.peer for fence in instructions)
+            self._ended.update(fences)
             self._world.time.after(REAPED_US_MAX, self._check_ended, event.graph)
         elif isinstance(event, ev.WorkerHung):
             member = self.core.membership.get(event.peer)

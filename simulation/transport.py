@@ -172,7 +172,7 @@ class MemoryDealer:
         """Do nothing: no descriptor becomes readable here."""
 
     def wait(self, timeout_ms: int | None) -> list[int]:
-        if not any(self._inbox.values()):
+        if self._is_cut or not any(self._inbox.values()):
             self._sleep(timeout_ms)
         return []
 

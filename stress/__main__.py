@@ -14,6 +14,7 @@ from stress.deep import DEEP
 from stress.functions import FUNCTIONS
 from stress.fuzz import FUZZ
 from stress.hostile import HOSTILE
+from stress.hosts import HOSTS
 from stress.oom import OOM
 from stress.operators import OPERATORS
 from stress.page import write_row
@@ -23,11 +24,14 @@ from stress.soak import SOAK
 from stress.storm import STORM
 from stress.wide import WIDE
 
-RUNS = (CHAOS, SIMULATION, SOAK, STORM, FUZZ, DEEP, WIDE, OOM, OPERATORS, FUNCTIONS, HOSTILE)
+RUNS = (
+    CHAOS, SIMULATION, SOAK, STORM, FUZZ, DEEP, WIDE, OOM, OPERATORS, FUNCTIONS, HOSTILE, HOSTS
+)  # fmt: skip
 #: How long forms differ from the defaults, which are for a first look.
 LONG = {
     "chaos": ["--kills", "1000", "--minutes", "20"],
     "functions": ["--programs", "10000"],
+    "hosts": ["--kills", "100", "--frames", "100000", "--minutes", "10"],
 }
 
 

@@ -200,7 +200,7 @@ class _Process:
         gc.unfreeze()
         for number in (signal.SIGUSR2, signal.SIGURG):
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGURG,))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGWINCH,))
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         sys.setrecursionlimit(1000)
         sys.setswitchinterval(0.005)
@@ -215,6 +215,7 @@ class _Process:
         np.random.seed(0)
         mg.manual_seed(0)
         mg.set_default_dtype(mg.float32)
+        mg.set_printoptions(profile="default")
         decimal.setcontext(decimal.Context(prec=28, traps=[]))
         np.seterr(divide="warn", over="warn", under="ignore", invalid="warn")
         np.setbufsize(8192)

@@ -28,7 +28,7 @@ from mpgrad.base.handles import Block
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.placement import Placed
-from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do

@@ -16,9 +16,11 @@ class Left(NamedTuple):
     #: What the difference looks like, a regular expression.
     difference: str
     reason: str
-    #: Of which arguments alone: with NaN or infinity, complex ones, nearly singular matrices, of
-    #: float16 or uint8, an empty list of dimensions.
-    only_of: Literal["", "infinite", "complex", "singular", "half", "bytes", "no dims"] = ""
+    #: Of which arguments alone: with NaN or infinity (or numbers near it), complex ones, nearly
+    #: singular matrices, rows of equal elements, of float16 or uint8, an empty list of dimensions.
+    only_of: Literal[
+        "", "infinite", "huge", "complex", "singular", "equal", "half", "bytes", "no dims"
+    ] = ""
 
 
 #: One value in place of another: shapes and dtypes are the same.
@@ -105,14 +107,14 @@ LEFT = (
     ),
     Left(
         r"arcsin|arccos|asin|acos|arctanh|atanh|arccosh|acosh|arcsinh|asinh|tan|tanh|reciprocal|sqrt"
-        r"|add|sub|subtract|rsub|mul|multiply|div|divide|true_divide|exp|log|sigmoid|pow|square"
-        r"|cumulative_trapezoid|trapezoid|trapz|angle|rsqrt",
+        r"|add|sub|subtract|rsub|diff|mul|multiply|div|divide|true_divide|exp|log|sigmoid|pow|square"
+        r"|cumulative_trapezoid|trapezoid|trapz|angle|rsqrt|nn\.functional\.tanhshrink",
         r"(nan|inf) in place of|in place of -?(nan|inf)",
         "of infinite complex numbers and of 0 below a line: which part becomes NaN depends on how "
         "products are taken",
         only_of="complex",
     ),
-    Left(r"mode", _VALUE, "NaN has no place in the order of elements", only_of="infinite"),
+    Left(r"mode", r"in place of", "NaN has no place in the order of elements", only_of="infinite"),
     Left(r"median|nanmedian", r"^dtype", "of no integers there is no NaN: it is a float here"),
     Left(
         r"nn\.functional\.cross_entropy",
@@ -120,11 +122,11 @@ LEFT = (
         "without classes PyTorch's mean of no losses is NaN",
     ),
     Left(
-        r"linalg\.cond|pinverse|(linalg\.)?(pinv|inv|inv_ex|inverse|solve|solve_ex|lstsq|det|slogdet"
+        r"linalg\.(cond|svdvals)|pinverse|(linalg\.)?(pinv|inv|inv_ex|inverse|solve|solve_ex|lstsq|det|slogdet"
         r"|logdet|matrix_power|tensorinv|lu|lu_factor|lu_factor_ex|lu_solve|solve_triangular|cholesky_inverse)"
         r"|triangular_solve|cholesky_solve|cholesky_inverse",
         _VALUE,
-        "the least singular value of a nearly singular matrix is rounding",
+        "the least singular value of a nearly singular matrix, and its vectors, are rounding",
         only_of="singular",
     ),
     Left(
@@ -172,8 +174,37 @@ LEFT = (
     ),
     Left(
         r"prod|cumprod|linalg\.vander",
+        r"in place of (nan|-?inf|-?0\.0)$",
+        "PyTorch divides products that have over- or underflowed in the gradient",
+    ),
+    Left(
+        r"logcumsumexp",
+        _VALUE,
+        "PyTorch takes the gradient in logarithms, to which a huge number leaves no digits",
+        only_of="huge",
+    ),
+    Left(
+        r"nn\.functional\.(instance|group|layer|batch)_norm",
+        _VALUE,
+        "how far equal elements lie from their mean is rounding",
+        only_of="equal",
+    ),
+    Left(
+        r"nn\.functional\.(instance|group|layer|batch)_norm",
+        r"in place of -?(nan|inf)$|^-?(nan|inf) in place of",
+        "whether squares overflow depends on how they are summed",
+        only_of="huge",
+    ),
+    Left(
+        r"special\.\w+_polynomial_\w+",
+        r"^(nan|-?inf) in place of",
+        "of NaN PyTorch gives a number, and of infinite terms NaN",
+        only_of="huge",
+    ),
+    Left(
+        r"special\.\w+_polynomial_\w+",
         r"in place of (nan|-?inf)$",
-        "PyTorch divides products that have overflowed in the gradient",
+        "PyTorch's recurrence overflows, in float32 long before SciPy's in float64",
     ),
     Left(
         r"prod",
@@ -203,6 +234,35 @@ LEFT = (
         "PyTorch's exp overflows, where the threshold is too high",
     ),
     Left(
+        r"polar",
+        _VALUE,
+        "the gradient of an infinite absolute value is finite; PyTorch divides infinities",
+        only_of="infinite",
+    ),
+    Left(
+        r"kaiser_window",
+        r"in place of (nan|0\.0)$",
+        "PyTorch's Bessel function of a large `beta` overflows in float32",
+    ),
+    Left(
+        r"std(_mean)?",
+        r"in place of -?0\.0$",
+        "the deviation of equal elements is 0 or rounding, and its gradient with it",
+        only_of="equal",
+    ),
+    Left(
+        r"renorm",
+        r"^nan in place of 1\.0$",
+        "a slice with NaN stays as it is; its gradient is NaN, in PyTorch 1",
+        only_of="infinite",
+    ),
+    Left(
+        r"nn\.functional\.(softplus|celu)",
+        _VALUE,
+        "of a huge or infinite `alpha` or `beta` PyTorch's gradient takes the reciprocal",
+        only_of="huge",
+    ),
+    Left(
         r"var_mean|std_mean|std|var",
         _VALUE,
         "of an empty list of dimensions PyTorch's gradient counts one element",
@@ -226,12 +286,15 @@ def reason_for(name: str, difference: str, given: list[Any], arrays: list[Any]) 
         given: the arguments.
         arrays: all that are among them.
     """
-    infinite = not all(np.isfinite(array).all() for array in arrays)
+    numbers = [value for value in given if isinstance(value, float)]
+    infinite = not all(np.isfinite(value).all() for value in (*arrays, *numbers))
     met = {
         "": True,
         "infinite": infinite,
+        "huge": infinite or any((np.abs(value) > 1e20).any() for value in (*arrays, *numbers)),
         "complex": any(array.dtype.kind == "c" for array in arrays),
         "singular": any(map(_is_singular, arrays)),
+        "equal": any(array.ndim and (array == array[..., :1]).all(-1).any() for array in arrays),
         "half": any(array.dtype == np.float16 for array in arrays),
         "bytes": any(array.dtype == np.uint8 for array in arrays),
         "no dims": any(isinstance(value, list | tuple) and not value for value in given),
@@ -249,4 +312,4 @@ def _is_singular(array: Any) -> bool:
         return False
     if not np.isfinite(array).all():
         return False
-    return bool((np.linalg.cond(array) > 1e3).any())
+    return not (np.linalg.cond(array) <= 1e3).all()

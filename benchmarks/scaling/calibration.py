@@ -22,7 +22,7 @@ from mpgrad.autograd.profiling.task_times import unpack_times
 from mpgrad.autograd.roots import gradient_edge
 from mpgrad.base.handles import INLINE_LIMIT_BYTES, Block, GradientRef
 from mpgrad.engine.handover import Handover
-from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.scheduler.events import NodeTaskDone
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.plan import plan

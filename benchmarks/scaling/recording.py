@@ -23,7 +23,7 @@ from mpgrad.autograd.roots import gradient_edge
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.placement import place
-from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.graph.node import Node
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan

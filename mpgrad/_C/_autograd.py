@@ -10,4 +10,4 @@ __all__ = ["SavedTensor", "_saved_tensors_hooks_is_enabled"]
 
 def _saved_tensors_hooks_is_enabled() -> bool:
     """False inside ``mg.autograd.graph.disable_saved_tensors_hooks()`` on this thread."""
-    return _HOOKS.state.forbidden is None
+    return _HOOKS.thread.state.forbidden is None

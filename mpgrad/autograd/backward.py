@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from mpgrad.autograd.commit import commit, commit_recorded, recorded_results
 from mpgrad.autograd.commit import results as results_of
@@ -140,6 +140,20 @@ def grad(
     is_grads_batched: bool = ...,
     materialize_grads: bool = ...,
 ) -> dict[str, Tensor | None]: ...
+
+
+@overload
+def grad(
+    outputs: Place | Sequence[Place],
+    inputs: Place | Sequence[Place],
+    grad_outputs: Seeds = ...,
+    retain_graph: bool | None = ...,
+    create_graph: bool = ...,
+    only_inputs: bool = ...,
+    allow_unused: Literal[False] | None = ...,
+    is_grads_batched: bool = ...,
+    materialize_grads: bool = ...,
+) -> tuple[Tensor, ...]: ...
 
 
 @overload

@@ -100,7 +100,8 @@ def jvp(
     """The product ``J v`` of the Jacobian of ``func`` at ``inputs`` with a vector.
 
     Args:
-        func, inputs, create_graph, strict: as for :func:`vjp`. ``func`` is differentiated twice.
+        func, inputs: as for :func:`vjp`. ``func`` is differentiated twice.
+        create_graph, strict: as for :func:`vjp`.
         v: like ``inputs``; may be None if there is one element.
 
     Returns:
@@ -243,7 +244,18 @@ def hvp(
     """The product ``H v`` of the Hessian of a function of one element with a vector.
 
     It is computed as ``v H``: a Hessian is symmetric wherever it is continuous (Schwarz).
-    Arguments, result and errors are those of :func:`vhp`.
+
+    Args:
+        func: takes Tensors, returns a Tensor with one element.
+        inputs, create_graph, strict: as for :func:`vjp`.
+        v: like ``inputs``; may be None if there is one element.
+
+    Returns:
+        (the result of ``func``, the product: for each input a Tensor of its shape).
+
+    Raises:
+        TypeError: a value must be a Tensor and is not.
+        RuntimeError: ``func`` does not return one element, ``v`` does not fit, or ``strict``.
     """
     return _hessian_product("hvp", func, inputs, v, create_graph, strict)
 

@@ -203,7 +203,11 @@ class profile:
         self._begin_step(action)
 
     def stop(self) -> None:
-        """End; what was recorded stays."""
+        """End; what was recorded stays.
+
+        Raises:
+            RuntimeError: the profile is not running.
+        """
         global _started
         if _started is not self:
             raise RuntimeError("can't stop a profile that is not running: call start() first")
@@ -254,15 +258,27 @@ class profile:
         return self.events()
 
     def key_averages(self, group_by_input_shape: bool = False) -> Averages:
-        """The ranges added up by name, or by name and shapes of inputs."""
+        """The ranges added up by name; times are in microseconds.
+
+        Args:
+            group_by_input_shape: by name and shapes of inputs, which ``record_shapes`` records.
+        """
         return Averages.of(self.events(), by_shape=group_by_input_shape)
 
     def add_metadata(self, key: str, value: str) -> None:
-        """A line for the trace."""
+        """Add a top-level entry ``key`` with the text ``value`` to the exported trace."""
         self._metadata[key] = value
 
     def add_metadata_json(self, key: str, value: str) -> None:
-        """The same for JSON."""
+        """Add a top-level entry ``key`` to the exported trace.
+
+        Args:
+            key: the entry's name.
+            value: its value as a JSON document.
+
+        Raises:
+            ValueError: ``value`` is no JSON.
+        """
         self._metadata[key] = json.loads(value)
 
     def export_chrome_trace(self, path: str) -> None:

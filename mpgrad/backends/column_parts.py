@@ -22,7 +22,7 @@ Parts: TypeAlias = tuple[int, int]
 PART_FLOPS = 1 << 27
 #: Columns are grouped in units of this size, which suits the kernels of every BLAS.
 UNIT = 64
-#: The maximum number of parts. (A wider sum is taken in pieces: ``scheduler.wide_sums``.)
+#: The maximum number of parts. (A wider sum is taken in pieces: ``scheduler.sum_places``.)
 PARTS_MAX = 8
 
 

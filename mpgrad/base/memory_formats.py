@@ -1,6 +1,6 @@
 """PyTorch's memory formats: the order of the elements of a copy in memory.
 
-All copies are C-contiguous here, which both formats allow.
+All tensors are made C-contiguous here, whichever format is asked for: a format changes no value.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ class MemoryFormat(enum.Enum):
 
     preserve_format = "preserve_format"
     contiguous_format = "contiguous_format"
+    channels_last = "channels_last"
+    channels_last_3d = "channels_last_3d"
 
 
-preserve_format, contiguous_format = MemoryFormat
+preserve_format, contiguous_format, channels_last, channels_last_3d = MemoryFormat

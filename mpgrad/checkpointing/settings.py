@@ -15,6 +15,9 @@ def set_checkpoint_early_stop(enable: bool) -> Iterator[None]:
     """Whether checkpoints made inside end their second call as soon as no tensor is missing.
 
     The setting is read when the checkpoint is made, not when backward runs.
+
+    Args:
+        enable: overrides the argument ``early_stop`` of ``checkpoint``.
     """
     global early_stop
     before, early_stop = early_stop, enable
@@ -26,7 +29,11 @@ def set_checkpoint_early_stop(enable: bool) -> Iterator[None]:
 
 @contextmanager
 def set_checkpoint_debug_enabled(enabled: bool | None) -> Iterator[None]:
-    """Whether checkpoints made inside log their operators; None: their ``debug`` decides."""
+    """Whether checkpoints made inside log their operators.
+
+    Args:
+        enabled: None: the argument ``debug`` of ``checkpoint`` decides.
+    """
     global debug_enabled
     before, debug_enabled = debug_enabled, enabled
     try:

@@ -6,7 +6,7 @@ import warnings
 from contextlib import ContextDecorator
 from typing import Any
 
-__all__ = ["GradScaler", "autocast"]
+__all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
 
 
 class autocast(ContextDecorator):
@@ -41,6 +41,14 @@ class autocast(ContextDecorator):
 
     def __exit__(self, *exc: object) -> None:
         pass
+
+
+def custom_fwd(fwd: Any = None, **options: Any) -> Any:
+    """``fwd`` itself; without it, a decorator that returns its function."""
+    return (lambda function: function) if fwd is None else fwd
+
+
+custom_bwd = custom_fwd
 
 
 class GradScaler:

@@ -1,4 +1,4 @@
-"""The names of ``torch.jit``, which return functions unchanged: there is no such compiler."""
+"""The names of ``torch.jit`` and ``torch.compiler``, which return functions unchanged."""
 
 from __future__ import annotations
 
@@ -15,12 +15,20 @@ def trace(func: Any, *args: Any, **options: Any) -> Any:
     return func
 
 
-script_method = export = ignore = unused = script
+script_method = export = ignore = unused = disable = script
+
+
+def annotate(the_type: Any, the_value: Any) -> Any:
+    """``the_value`` itself."""
+    return the_value
 
 
 def is_scripting() -> bool:
     """False."""
     return False
+
+
+is_compiling = is_scripting
 
 
 def is_tracing() -> bool:

@@ -17,18 +17,26 @@ _PLACES = (
     ("backends", "mpgrad.compat.backends"),
     ("backends.{cudnn cuda mkl mkldnn mps openmp}", "mpgrad.compat.backends"),
     ("futures", "mpgrad.distributed.futures"),
-    ("jit", "mpgrad.compat.jit"),
+    ("jit compiler", "mpgrad.compat.jit"),
+    ("version torch_version", "mpgrad.compat.version"),
+    ("hub utils.model_zoo", "mpgrad.compat.hub"),
+    ("testing", "mpgrad.compat.testing"),
+    ("_C", "mpgrad._C mpgrad.compat.other_names"),
+    ("autograd.function", "mpgrad.autograd.function mpgrad.compat.other_names"),
+    ("nn.attention", "mpgrad.compat.attention"),
+    ("nn.init", "mpgrad.nn.init mpgrad.compat.other_names"),
     ("cuda", "mpgrad.compat.cuda mpgrad.cuda"),
     ("multiprocessing", "multiprocessing"),
     ("autograd.{variable gradcheck grad_mode anomaly_mode}", "mpgrad.autograd"),
     ("cuda.random", "mpgrad.cuda"),
     ("nn.modules.utils", "mpgrad.compat.tuples"),
     ("nn.modules nn.parameter", "mpgrad.nn"),
+    ("nn.utils", "mpgrad.nn.utils mpgrad.compat.other_names"),
     (
         "nn.modules.{activation adaptive batchnorm channelshuffle container conv distance dropout "
         "flatten fold instancenorm lazy linear loss module normalization padding pixelshuffle "
         "pooling rnn sparse transformer upsampling}",
-        "mpgrad.nn mpgrad.nn.module",
+        "mpgrad.nn mpgrad.nn.module mpgrad.compat.other_names",
     ),
     (
         "nn.utils.{clip_grad convert_parameters fusion init prune spectral_norm stateless "
@@ -37,9 +45,10 @@ _PLACES = (
     ),
     (
         "optim.{_adafactor _muon adadelta adagrad adam adamax adamw asgd lbfgs nadam optimizer "
-        "radam rmsprop rprop sgd swa_utils}",
+        "radam rmsprop rprop sgd}",
         "mpgrad.optim mpgrad.optim.optimizer",
     ),
+    ("optim.swa_utils", "mpgrad.compat.swa_utils"),
     (
         "utils.data.{_utils _utils.collate dataloader dataset distributed sampler}",
         "mpgrad.data mpgrad.utils.data",

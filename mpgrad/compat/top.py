@@ -7,10 +7,39 @@ from typing import Any
 import threadpoolctl
 
 import mpgrad
+from mpgrad.base.memory_formats import MemoryFormat
 from mpgrad.compat.tensor_type import Tensor as Tensor
 
 #: The version of PyTorch with these names, for programs that read ``torch.__version__``.
 __version__ = "2.13.0+mpgrad"
+
+
+class _MissingDtype:
+    """A dtype that programs may name and compare, and that no tensor can have."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def dtype(self) -> Any:
+        """NumPy asks for it where a dtype is used.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"NumPy has no {self._name}: use torch.float32 or torch.float16")
+
+    def __repr__(self) -> str:
+        return f"torch.{self._name}"
+
+
+bfloat16 = _MissingDtype("bfloat16")
+memory_format = MemoryFormat
+
+
+def spmm(input: mpgrad.Tensor, mat2: mpgrad.Tensor) -> mpgrad.Tensor:
+    """``mm``: all tensors are dense."""
+    return mpgrad.mm(input, mat2)
 
 
 def compile(model: Any = None, **options: Any) -> Any:  # noqa: A001 (PyTorch's name)
@@ -33,6 +62,10 @@ def set_num_threads(num: int) -> None:
 def get_num_threads() -> int:
     """The number of threads that BLAS may use in this process."""
     return max((pool["num_threads"] for pool in threadpoolctl.threadpool_info()), default=1)
+
+
+def set_num_interop_threads(num: int) -> None:
+    """Do nothing: operators run one after another."""
 
 
 def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:

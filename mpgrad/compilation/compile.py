@@ -17,6 +17,7 @@ import numpy as np
 
 from mpgrad.autograd.profiling.ranges import RUNNING
 from mpgrad.autograd.running import engine_slot
+from mpgrad.autograd.running.deferred_interrupts import Interrupts
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.backends.array_program import TRACING
 from mpgrad.base.dtype import default_float
@@ -164,7 +165,11 @@ class CompiledFunction:
                 if found is not MISS:
                     return found
             if not self.reason and _is_plain_here():
-                return self._traced(args, kwargs)
+                interrupts = Interrupts()
+                with interrupts.deferred():  # else Tensors could keep what stood for their arrays
+                    found = self._traced(interrupts, args, kwargs)
+                if found is not MISS:
+                    return found
         return self.function(*args, **kwargs)
 
     def source(self) -> str:
@@ -176,13 +181,14 @@ class CompiledFunction:
 
     # ------------------------------------------------------------------ one traced call
 
-    def _traced(self, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _traced(self, interrupts: Interrupts, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What the call returns; MISS if it is not made."""
         if len(self.variants) >= VARIANTS_MAX:
             self._leave(
                 f"it was called in more than {VARIANTS_MAX} ways (shapes, dtypes, flags, or values "
                 "that its code reads)"
             )
-            return self.function(*args, **kwargs)
+            return MISS
         program = CallProgram(self._fullgraph, {id(tensor) for tensor in tensors_alive()})
         arguments = Arguments(program, args, kwargs)
         around = Places(self.function)
@@ -196,10 +202,10 @@ class CompiledFunction:
             reason = "it reaches too many variables"
         if reason:
             self._leave(reason)
-            return self.function(*args, **kwargs)
+            return MISS
         conditions = _conditions_here(program)
         watch = Watch(program)
-        result = self._run(program, outside, watch, args, kwargs)
+        result = self._run(program, outside, watch, interrupts, args, kwargs)
         if (program.made_state or program.is_disturbed) and self._warm_ups < _WARM_UPS_MAX:
             self._warm_ups += 1
             outside.leave()
@@ -215,7 +221,13 @@ class CompiledFunction:
         return result
 
     def _run(
-        self, program: CallProgram, outside: Outside, watch: Watch, args: Any, kwargs: Any
+        self,
+        program: CallProgram,
+        outside: Outside,
+        watch: Watch,
+        interrupts: Interrupts,
+        args: Any,
+        kwargs: Any,
     ) -> Any:
         backward = TracedBackward(program, SEQUENCE.next())
         outside.enter()
@@ -225,6 +237,7 @@ class CompiledFunction:
                 stack.enter_context(OperatorTracer(program))
                 stack.enter_context(engine_slot.executing_with(backward))
                 stack.enter_context(watch)
+                stack.enter_context(interrupts.allowed())
                 result = self.function(*args, **kwargs)
         except BaseException:
             program.is_given_up = True

@@ -14,10 +14,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from mpgrad.base.standard_streams import say
-from mpgrad.coordinator.deadlines import Deadlines
-from mpgrad.coordinator.perform import is_session, send_instruction
 from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
-from mpgrad.coordinator.watchdog import Watchdog
+from mpgrad.coordinator.watchdog import Deadlines, Watchdog
 from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
@@ -30,7 +28,7 @@ from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.journal import AllocatorRecorder
 from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.setup import CoordinatorSetup
-from mpgrad.wire.transport import CLIENT, WORKER_LANES, Arrival, Router
+from mpgrad.wire.transport import CLIENT, CONTROL, TASK, URGENT, WORKER_LANES, Arrival, Router
 
 #: The maximum characters of a text that the journal keeps.
 OUTPUT_KEPT_BYTES = 16 * 1024
@@ -165,7 +163,7 @@ class Coordinator:
         """Stop the workers."""
         for peer in self._greeted:
             if self._supervisor.is_current(peer):
-                send_instruction(self._router, do.ShutDown(peer))
+                _send_instruction(self._router, do.ShutDown(peer))
         self._router.flush()
         self._supervisor.stop_all()
         self._router.close()
@@ -206,7 +204,7 @@ class Coordinator:
             raise ProtocolError(f"protocol version {hello.version}")
         if self._has_greeted(arrival):
             raise ProtocolError(f"{arrival.peer} sent Hello twice")
-        if is_session(arrival.peer) != (arrival.lane == CLIENT):
+        if _is_session(arrival.peer) != (arrival.lane == CLIENT):
             raise ProtocolError(f"{arrival.peer} is not a valid peer name on lane {arrival.lane}")
         if arrival.lane == CLIENT:
             self._open_session(arrival.peer)
@@ -287,7 +285,7 @@ class Coordinator:
             elif isinstance(instruction, do.SetDeadline):
                 self._deadlines.set(instruction, self._clock())
             else:
-                send_instruction(self._router, instruction)
+                _send_instruction(self._router, instruction)
 
     # ------------------------------------------------------------------ deaths and hangs
 
@@ -367,3 +365,21 @@ class Coordinator:
             # Its other messages do not count: they may depend on the refused one.
             self._greeted.pop(arrival.peer, None)
             self._supervisor.fence(arrival.peer)
+
+
+def _send_instruction(router: Router, instruction: do.ToWorker | do.ToClient) -> None:
+    """Send an instruction to its peer on the right lane."""
+    router.send(_lane(instruction), instruction.peer, encode(instruction))
+
+
+def _lane(instruction: do.ToWorker | do.ToClient) -> str:
+    if _is_session(instruction.peer):
+        return CLIENT
+    if isinstance(instruction, do.DispatchNodeTask):
+        return URGENT if instruction.depth > 0 else TASK
+    return CONTROL
+
+
+def _is_session(peer: str) -> bool:
+    """Whether ``peer`` is a session ("c<pid>.<number>"), not a worker ("w<slot>.<incarnation>")."""
+    return peer.startswith("c")

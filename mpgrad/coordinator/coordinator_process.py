@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import gc
 import os
 import resource
 import signal
 import sys
 
+from mpgrad.base.exits import signal_at_end_of_pipe
 from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
 from mpgrad.coordinator.worker_processes import WorkerSpawner
 from mpgrad.shm.backing import Backing
@@ -47,7 +46,8 @@ def main(descriptor: int) -> None:
     for shared in shared_fds:
         if shared >= 0:
             os.set_inheritable(shared, False)  # each worker's start names what it inherits
-    _go_on_without_client(setup.lifeline_fd)
+    # Stopped, this process would not notice the end of the client, and would stay with its workers.
+    signal_at_end_of_pipe(setup.lifeline_fd, signal.SIGCONT)
     _allow_descriptors()
     board = StatusBoard.create()
     supervisor = Supervisor(setup.cpu_workers, setup.gpus, board, WorkerSpawner(setup, board))
@@ -73,18 +73,6 @@ def main(descriptor: int) -> None:
         raise
     finally:
         coordinator.close()
-
-
-def _go_on_without_client(lifeline_fd: int) -> None:
-    """Have the kernel continue this process (SIGCONT) when the client's end of the pipe closes.
-
-    A stopped process would not notice the end of the client, and would stay with its workers.
-    """
-    with contextlib.suppress(OSError):  # a kernel without signals for pipes
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGCONT)
-        flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
 def start_workers(supervisor: Supervisor) -> tuple[list[WorkerProcess], OSError | None]:

@@ -1,4 +1,5 @@
-"""Watchdog: notices workers that are alive but make no progress. Deaths are noticed by pidfd.
+"""Watchdog: notices workers that are alive but make no progress; deaths are noticed by pidfd.
+Deadlines: when cancelled graphs must have ended.
 
 A heartbeat of the worker itself would not help, since a rule may hold the GIL for an hour. So once
 per tick the coordinator checks what each busy worker does, on the status board and in the kernel;
@@ -10,9 +11,11 @@ machine) does not count.
 from __future__ import annotations
 
 import math
+from heapq import heappop, heappush
 from typing import NamedTuple
 
-from mpgrad.scheduler.events import WorkerHung
+from mpgrad.scheduler.events import DeadlinePassed, WorkerHung
+from mpgrad.scheduler.instructions import SetDeadline
 
 #: Seconds between two checks, and the least number of checks of a task with a timeout.
 TICK_S, LOOKS_PER_TIMEOUT = 1.0, 4
@@ -93,3 +96,28 @@ class Watchdog:
             cause = f"had not finished it after {self._timeout_s:g} s and was killed"
             return WorkerHung(sight.peer, f"{sight.who} {cause}", sight.running)
         return None
+
+
+class Deadlines:
+    """The deadlines that have not passed (``SetDeadline``)."""
+
+    def __init__(self) -> None:
+        #: (time, graph), the next one first.
+        self._pending: list[tuple[float, int]] = []
+
+    def set(self, deadline: SetDeadline, now_s: float) -> None:
+        """Add a deadline that the core asked for."""
+        heappush(self._pending, (now_s + deadline.after_ms / 1000, deadline.graph))
+
+    def wait_ms(self, now_s: float) -> int | None:
+        """How long the loop may sleep; None: forever."""
+        if not self._pending:
+            return None
+        return max(0, math.ceil((self._pending[0][0] - now_s) * 1000))
+
+    def take_passed(self, now_s: float) -> list[DeadlinePassed]:
+        """Remove and return the deadlines that have passed."""
+        passed = []
+        while self._pending and self._pending[0][0] <= now_s:
+            passed.append(DeadlinePassed(heappop(self._pending)[1]))
+        return passed

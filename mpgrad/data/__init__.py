@@ -16,6 +16,7 @@ from mpgrad.data.dataset import (
     TensorDataset,
     random_split,
 )
+from mpgrad.data.idx_files import read_idx
 from mpgrad.data.loader import DataLoader
 from mpgrad.data.loader_worker import get_worker_info
 from mpgrad.data.sampler import (
@@ -46,6 +47,7 @@ __all__ = [
     "default_convert",
     "get_worker_info",
     "random_split",
+    "read_idx",
 ]
 
 # It stands on the layers above, which know who the ranks are.

@@ -83,6 +83,9 @@ class TensorDataset(Dataset):
 class ConcatDataset(Dataset):
     """The samples of several datasets, one dataset after another.
 
+    Args:
+        datasets: with lengths.
+
     Raises:
         ValueError: there are no datasets, or one of them is iterable.
     """
@@ -107,7 +110,11 @@ class ConcatDataset(Dataset):
 
 
 class ChainDataset(IterableDataset):
-    """The samples of several iterable datasets, one dataset after another."""
+    """The samples of several iterable datasets, one dataset after another.
+
+    Args:
+        datasets: IterableDatasets; another kind is a TypeError when its turn comes.
+    """
 
     def __init__(self, datasets: Iterable[IterableDataset]) -> None:
         super().__init__()
@@ -124,7 +131,7 @@ class ChainDataset(IterableDataset):
 
 
 class Subset(Dataset):
-    """The samples of ``dataset`` at ``indices``."""
+    """The samples of ``dataset`` at ``indices``: sample k is ``dataset[indices[k]]``."""
 
     def __init__(self, dataset: Dataset, indices: Sequence[int]) -> None:
         self.dataset = dataset

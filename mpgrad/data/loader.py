@@ -10,7 +10,7 @@ from mpgrad.autograd.profiling.ranges import ANNOTATION, span
 from mpgrad.data.collate import default_collate, default_convert
 from mpgrad.data.dataset import IterableDataset
 from mpgrad.data.fetching import Fetch, fetcher
-from mpgrad.data.loader_worker import Work
+from mpgrad.data.loader_worker import LoaderWork
 from mpgrad.data.sampler import BatchSampler, RandomSampler, SequentialSampler, drawn_seed
 from mpgrad.data.worker_pool import WorkerPool
 
@@ -122,8 +122,8 @@ class DataLoader:
             fetch = fetcher(self.dataset, self._own_collate, batched, self.drop_last)
             return _made_here(fetch, indices)
         pool = self._pool
-        if pool is None:
-            work = Work(
+        if pool is None or not pool.may_go_on:
+            work = LoaderWork(
                 self.dataset,
                 self._own_collate,
                 batched,

@@ -13,7 +13,7 @@ import pickle
 import random
 import signal
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.base.exits import signal_at_end_of_pipe
 from mpgrad.data.fetching import Collate, fetcher
 from mpgrad.ops.generators import manual_seed
 
@@ -56,7 +57,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Work:
+class LoaderWork:
     """The setup of a worker."""
 
     dataset: Any
@@ -76,20 +77,20 @@ def get_worker_info() -> WorkerInfo | None:
     return _WorkerProcess.info
 
 
-def main(work: Work, number: int, connection: Connection, not_ours: Iterable[Connection]) -> None:
+def main(work: LoaderWork, number: int, connection: Connection, lifeline: Connection) -> None:
     """Serve ``connection`` until its other end is closed or sends None.
 
     Messages are ``("epoch", seed)``, after which all begins anew, and ``("batch", indices)``.
     """
     # A Ctrl-C is for the user's process, which ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for other in not_ours:
-        other.close()  # a fork has them all, and the other workers wait for them to close
+    # Busy or stopped, a worker would not see that the user's process has ended.
+    signal_at_end_of_pipe(lifeline.fileno(), signal.SIGKILL)
     with contextlib.suppress(EOFError, ConnectionError):
         _serve(work, number, connection)
 
 
-def _serve(work: Work, number: int, connection: Connection) -> None:
+def _serve(work: LoaderWork, number: int, connection: Connection) -> None:
     fetch: Callable[[Any], Any] = _no_epoch
     while (message := connection.recv()) is not None:
         kind, content = message
@@ -126,7 +127,7 @@ def _failing(failure: Failure) -> Callable[[Any], Any]:
     return lambda indices: failure
 
 
-def _begun(work: Work, number: int, base_seed: int) -> Callable[[Any], Any]:
+def _begun(work: LoaderWork, number: int, base_seed: int) -> Callable[[Any], Any]:
     seed = (base_seed + number) % 2**63
     random.seed(seed)
     manual_seed(seed)

@@ -14,6 +14,9 @@ from mpgrad.ops.random import multinomial, randint, randperm
 
 T_co = TypeVar("T_co", covariant=True)
 
+#: The number of indices that are drawn at once with replacement, as in PyTorch.
+CHUNK = 32
+
 
 class Sampler(Generic[T_co]):
     """Yields indices of samples; subclasses define ``__iter__`` and perhaps ``__len__``."""
@@ -76,13 +79,19 @@ class RandomSampler(Sampler[int]):
         generator = self.generator
         if generator is None:
             generator = Generator().manual_seed(drawn_seed())
-        count, wanted = len(self.data_source), self.num_samples
-        if self.replacement:
-            return iter(randint(0, count, (wanted,), generator=generator).tolist())
-        order: list[int] = []
-        while len(order) < wanted and count:
-            order += randperm(count, generator=generator).tolist()
-        return iter(order[:wanted])
+        chunks = self._chunks(generator)
+        return itertools.chain(next(chunks, ()), itertools.chain.from_iterable(chunks))
+
+    def _chunks(self, generator: Any) -> Iterator[list[int]]:
+        """The indices of a pass, in parts: it may have more than memory holds."""
+        count, left = len(self.data_source), self.num_samples
+        while left > 0 and (count or self.replacement):
+            if self.replacement:
+                chunk = randint(0, count, (min(left, CHUNK),), generator=generator).tolist()
+            else:
+                chunk = randperm(count, generator=generator).tolist()[:left]
+            yield chunk
+            left -= len(chunk)
 
     def __len__(self) -> int:
         return self.num_samples
@@ -94,7 +103,12 @@ def drawn_seed(generator: Any = None) -> int:
 
 
 class SubsetRandomSampler(Sampler[Any]):
-    """The elements of ``indices`` in a new random order at every pass."""
+    """The elements of ``indices`` in a new random order at every pass.
+
+    Args:
+        indices: what to draw from, each once.
+        generator: where the order is drawn from; default: mpgrad's own.
+    """
 
     def __init__(self, indices: Sequence[Any], generator: Any = None) -> None:
         self.indices, self.generator = indices, generator

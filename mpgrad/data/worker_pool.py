@@ -19,15 +19,23 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mpgrad.data.loader_worker import ALIGNMENT, EXHAUSTED, Failure, Work, main
+from mpgrad.data.loader_worker import ALIGNMENT, EXHAUSTED, Failure, LoaderWork, main
 from mpgrad.tensors import storage
 
 #: Seconds that workers have to finish before they are killed.
 PATIENCE_S = 5.0
 
-#: This process's ends of the connections to all workers that live. A fork has them, too, and
-#: closes them: else a worker would not see that its loader's process has ended.
+#: This process's ends of the connections and lifelines of all workers that live.
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A fork has these ends, too: as long as it had them, workers would outlive their process."""
+    for connection in _connections:
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class WorkerPool:
@@ -43,7 +51,9 @@ class WorkerPool:
         RuntimeError: this system has no anonymous shared memory.
     """
 
-    def __init__(self, work: Work, prefetch: int, timeout_s: float, context: Any = None) -> None:
+    def __init__(
+        self, work: LoaderWork, prefetch: int, timeout_s: float, context: Any = None
+    ) -> None:
         if sys.platform != "linux":
             raise RuntimeError("DataLoader(num_workers=...) needs Linux; use num_workers=0 here")
         if not hasattr(context, "Process"):
@@ -51,22 +61,31 @@ class WorkerPool:
         self._prefetch, self._timeout_s = prefetch, timeout_s
         self._processes: list[Any] = []
         self._ends: list[Connection] = []
+        #: While such an end is open, the worker lives. Only this process has them.
+        self._lifelines: list[Connection] = []
+        self._pid = os.getpid()
         #: The workers that owe a batch, in the order of the batches.
         self._asked: deque[int] = deque()
         self._pass = 0
+        #: Whether all messages are whole, and each one that is due is in ``_asked``: an exception
+        #: (Ctrl-C) may come in between, and later batches could be taken for others then.
+        self._is_in_step = True
         # Ends the running workers when the loader is freed, or at exit.
-        self._end = weakref.finalize(self, _end, self._processes, self._ends, os.getpid())
+        self._end = weakref.finalize(
+            self, _end, self._processes, self._ends, self._lifelines, self._pid
+        )
         for number in range(work.num_workers):
             self._start(context, work, number)
 
-    def _start(self, context: Any, work: Work, number: int) -> None:
+    def _start(self, context: Any, work: LoaderWork, number: int) -> None:
         ours, theirs = context.Pipe(duplex=True)
-        forks = context.get_start_method() == "fork"
+        lifeline, held = context.Pipe(duplex=False)
         self._ends.append(ours)
-        _connections.add(ours)
+        self._lifelines.append(held)
+        _connections.update((ours, held))
         process = context.Process(
             target=main,
-            args=(work, number, theirs, tuple(_connections) if forks else ()),
+            args=(work, number, theirs, lifeline),
             name=f"DataLoader worker {number}",
             daemon=True,
         )
@@ -74,7 +93,13 @@ class WorkerPool:
             process.start()
         finally:
             theirs.close()
+            lifeline.close()
         self._processes.append(process)
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether it is in step, and this process's: not that of one of which this is a fork."""
+        return self._pid == os.getpid() and self._is_in_step
 
     def close(self) -> None:
         """End all workers; a second call does nothing."""
@@ -91,6 +116,7 @@ class WorkerPool:
             RuntimeError: a worker died, or took longer than allowed.
             Exception: an exception of a worker, with its traceback in the text.
         """
+        self._is_in_step = False
         while self._asked:  # by a pass that was broken off
             self._received(self._asked.popleft())
         for number in range(len(self._ends)):
@@ -100,17 +126,21 @@ class WorkerPool:
         turns = deque(range(len(self._ends)))
         for _ in range(self._prefetch * len(self._ends)):
             self._ask_next(indices, turns)
+        self._is_in_step = True
         return self._in_order(indices, turns, self._pass)
 
     def _in_order(self, indices: Iterator[Any], turns: deque[int], current: int) -> Iterator[Any]:
         while self._asked:
+            self._is_in_step = False
             number = self._asked.popleft()
             batch = self._received(number)
+            if batch is not EXHAUSTED:
+                self._ask_next(indices, turns)
+            elif number in turns:
+                turns.remove(number)
+            self._is_in_step = True
             if batch is EXHAUSTED:
-                if number in turns:
-                    turns.remove(number)
                 continue
-            self._ask_next(indices, turns)
             if isinstance(batch, Failure):
                 _raise(batch, number)
             yield batch[0]
@@ -129,10 +159,9 @@ class WorkerPool:
     # ------------------------------------------------------------------ one worker
 
     def _ask(self, number: int, message: tuple[str, Any]) -> None:
-        try:
+        # Of one that has died earlier batches may be there; its death shows when they are taken.
+        with contextlib.suppress(ConnectionError):
             self._ends[number].send(message)
-        except ConnectionError:
-            self._died(number)
 
     def _received(self, number: int) -> Any:
         """A batch, as a tuple of it alone; a Failure; or EXHAUSTED."""
@@ -208,7 +237,9 @@ def _read(descriptor: int, sizes: list[int]) -> Any:
     return batch if isinstance(batch, Failure) else (batch,)
 
 
-def _end(processes: list[Any], ends: list[Connection], owner: int) -> None:
+def _end(
+    processes: list[Any], ends: list[Connection], lifelines: list[Connection], owner: int
+) -> None:
     """End the workers: idle ones at once, busy ones after their batch."""
     if os.getpid() != owner:
         return  # a fork; its parent needs them
@@ -223,3 +254,5 @@ def _end(processes: list[Any], ends: list[Connection], owner: int) -> None:
             process.kill()
             process.join()
         process.close()
+    for lifeline in lifelines:
+        lifeline.close()

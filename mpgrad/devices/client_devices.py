@@ -6,7 +6,6 @@ cannot be exported and are copied at each hand-over.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
 from typing import Any
@@ -77,7 +76,7 @@ class ClientDevices:
     """
 
     def __init__(self, board: DeviceBoard, gpus: tuple[int, ...]) -> None:
-        self.board, self.gpus, self.lock = board, gpus, _lock
+        self.board, self.lock = board, _lock
         self._has_warned, self._host_bytes = False, 0
         with _lock:
             own = [device_memory(device) for device in sorted(set(gpus))]
@@ -122,15 +121,6 @@ class ClientDevices:
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-    def finish_reads(self) -> None:
-        """Wait for all reads of this process from other processes' memory.
-
-        An error would show at the next use of the GPU.
-        """
-        for device in set(self.gpus):
-            with contextlib.suppress(*driver().errors), driver().device(device):
-                driver().synchronize()
 
     def close(self) -> None:
         """Release everything, after the other processes have died."""

@@ -20,7 +20,7 @@ from mpgrad.devices.pinned_arena import PinnedArena
 from mpgrad.devices.segment_exchange import packed
 from mpgrad.devices.segment_pool import SegmentPlace
 from mpgrad.errors import ProtocolError
-from mpgrad.shm.lease import byte_bounds
+from mpgrad.shm.mapped_arena import byte_bounds
 
 #: A generation is a rising number, and the event to wait for (0: none).
 EVENT_BITS = EVENTS.bit_length()

@@ -22,7 +22,7 @@ from mpgrad.devices.event_ring import OpenedEvents
 from mpgrad.devices.segment_exchange import unpacked
 from mpgrad.devices.segment_pool import SegmentPlace
 from mpgrad.errors import ProtocolError
-from mpgrad.shm.lease import byte_bounds
+from mpgrad.shm.mapped_arena import byte_bounds
 
 
 class DeviceReader:

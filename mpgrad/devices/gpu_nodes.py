@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from mpgrad.devices.device_arrays import CUDA
 from mpgrad.scheduler.graph_spec import ON_CPU, NodeSpec
 
 
@@ -18,8 +17,6 @@ class Placeable(Protocol):
 
 def gpus_of(nodes: Sequence[Placeable]) -> list[int]:
     """The GPUs on which gradients of ``nodes`` lie, each once."""
-    if not CUDA.in_use:
-        return []
     devices = dict.fromkeys(meta.device for node in nodes for meta in node.input_metadata)
     return [device.index for device in devices if device.index is not None]
 
@@ -30,8 +27,6 @@ def on_gpus(specs: tuple[NodeSpec, ...], nodes: Sequence[Placeable]) -> tuple[No
     A Node runs on the GPU that its gradients go to, else on the one that they come from. So a copy
     between host and GPU runs at the GPU, and one between two GPUs at the receiver.
     """
-    if not CUDA.in_use:
-        return specs
     return tuple([_placed(spec, node, nodes) for spec, node in zip(specs, nodes, strict=True)])
 
 

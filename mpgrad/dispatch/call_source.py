@@ -172,7 +172,7 @@ def _edge(name: str) -> str:
 def _saving(source: Source, inputs: Sequence[str], needs: Sequence[bool]) -> list[str]:
     """The lines that save one parameter of a formula, where no hooks are in force."""
     name = source.name
-    if source.kind == "result":
+    if source.kind in ("result", "last_result"):
         return [*_NEW_SAVED_RESULT, f"saved[{name!r}] = packed"]
     if source.kind == "results":
         return [*_NEW_SAVED_RESULT, f"saved[{name!r}] = (packed,)"]
@@ -208,7 +208,7 @@ _NEW_SAVED_RESULT = (
 def _saving_packed(source: Source, inputs: Sequence[str], needs: Sequence[bool]) -> list[str]:
     """The same where hooks may pack it."""
     name = source.name
-    if source.kind == "result":
+    if source.kind in ("result", "last_result"):
         return [f"saved[{name!r}] = SavedTensor(result, is_output=True)"]
     if source.kind == "results":
         return [f"saved[{name!r}] = (SavedTensor(result, is_output=True),)"]

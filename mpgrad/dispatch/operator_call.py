@@ -34,15 +34,13 @@ from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.anomaly import origin
 from mpgrad.graph.grad_modes import GRAD_MODE, INFERENCE_MODES, is_grad_enabled
 from mpgrad.graph.node import SEQUENCE, InputMetadata
-from mpgrad.graph.registry import OPERATORS, Operator, Source
+from mpgrad.graph.registry import OPERATORS, RESULTS, Operator, Source
 from mpgrad.tensors import view
 from mpgrad.tensors.assigned_grad import OWN_DTYPE
 from mpgrad.tensors.hooks_in_force import HOOKS
 from mpgrad.tensors.saved_tensor import SavedTensor
 from mpgrad.tensors.storage import INFERENCE, VersionCounter, empty
 from mpgrad.tensors.tensor import Tensor, gradient_edge, metadata_of, new_edge
-
-_RESULTS = frozenset({"result", "results"})
 
 #: The number of shapes and dtypes that each recorder remembers.
 LOOKS_MAX = 256
@@ -282,7 +280,7 @@ def record_call(
     for output_nr, tensor in enumerate(differentiable):
         tensor._grad_fn, tensor._output_nr, tensor._requires_grad = node, output_nr, True
     for source in operator.sources(needs):
-        if not (results_follow and source.kind in _RESULTS):
+        if not (results_follow and source.kind in RESULTS):
             _save(node, source, inputs, outputs, attributes)
     if HOOKS.entered:
         node.note_hooks()
@@ -292,7 +290,7 @@ def save_results(node: OperatorNode, outputs: list[Tensor]) -> None:
     """Save the outputs that the formulas use, after ``record_call`` with ``results_follow``."""
     needs = [info is not None for info in node.input_info]
     for source in node.operator.sources(needs):
-        if source.kind in _RESULTS:
+        if source.kind in RESULTS:
             _save(node, source, (), outputs, {})
     if HOOKS.entered:
         node.note_hooks()
@@ -312,6 +310,8 @@ def _save(
             node.plain[name] = attributes[name]
     elif kind == "result":
         node.saved[name] = SavedTensor(outputs[0], is_output=True)
+    elif kind == "last_result":
+        node.saved[name] = SavedTensor(outputs[-1], is_output=True)
     elif kind == "results":
         node.saved[name] = tuple(SavedTensor(tensor, is_output=True) for tensor in outputs)
     elif kind == "input":

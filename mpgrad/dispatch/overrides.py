@@ -26,8 +26,13 @@ def default_torch_function(
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """Run ``func`` without overrides; the default of ``super().__torch_function__``."""
-    if not all(issubclass(cls, kind) for kind in types):
+    """Run ``func`` without overrides; the default of ``super().__torch_function__``.
+
+    PyTorch calls it, too, for a function of its own that is given a Tensor: nothing takes that.
+    """
+    if not (getattr(func, "__module__", None) or "").startswith("mpgrad.") or not all(
+        issubclass(cls, kind) for kind in types
+    ):
         return NotImplemented
     before, _state.disabled = _state.disabled, True
     try:

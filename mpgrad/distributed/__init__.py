@@ -11,11 +11,16 @@ _NAMES_OF = {
         "is_initialized is_torchelastic_launched new_group"
     ),
     "mpgrad.distributed.reductions": (
-        "ReduceOp all_reduce barrier reduce reduce_scatter reduce_scatter_tensor tree_sum"
+        "ReduceOp all_reduce barrier monitored_barrier reduce reduce_scatter reduce_scatter_tensor "
+        "tree_sum"
     ),
     "mpgrad.distributed.collectives": (
         "all_gather all_gather_into_tensor all_to_all all_to_all_single broadcast gather scatter"
     ),
+    "mpgrad.distributed.object_collectives": (
+        "all_gather_object broadcast_object_list gather_object scatter_object_list"
+    ),
+    "mpgrad.distributed.grad_bucket": "GradBucket",
     "mpgrad.distributed.point_to_point": "irecv isend recv send",
     "mpgrad.distributed.operation": "Work",
 }

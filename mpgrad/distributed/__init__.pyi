@@ -11,6 +11,11 @@ from mpgrad.distributed.collectives import all_to_all_single as all_to_all_singl
 from mpgrad.distributed.collectives import broadcast as broadcast
 from mpgrad.distributed.collectives import gather as gather
 from mpgrad.distributed.collectives import scatter as scatter
+from mpgrad.distributed.grad_bucket import GradBucket as GradBucket
+from mpgrad.distributed.object_collectives import all_gather_object as all_gather_object
+from mpgrad.distributed.object_collectives import broadcast_object_list as broadcast_object_list
+from mpgrad.distributed.object_collectives import gather_object as gather_object
+from mpgrad.distributed.object_collectives import scatter_object_list as scatter_object_list
 from mpgrad.distributed.operation import Work as Work
 from mpgrad.distributed.point_to_point import irecv as irecv
 from mpgrad.distributed.point_to_point import isend as isend
@@ -32,6 +37,7 @@ from mpgrad.distributed.process_group import new_group as new_group
 from mpgrad.distributed.reductions import ReduceOp as ReduceOp
 from mpgrad.distributed.reductions import all_reduce as all_reduce
 from mpgrad.distributed.reductions import barrier as barrier
+from mpgrad.distributed.reductions import monitored_barrier as monitored_barrier
 from mpgrad.distributed.reductions import reduce as reduce
 from mpgrad.distributed.reductions import reduce_scatter as reduce_scatter
 from mpgrad.distributed.reductions import reduce_scatter_tensor as reduce_scatter_tensor

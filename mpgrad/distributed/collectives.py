@@ -36,7 +36,13 @@ def broadcast(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Copy the ``tensor`` of rank ``src`` into that of all others."""
+    """Copy the ``tensor`` of rank ``src`` into that of all others.
+
+    Args:
+        tensor: of one size and dtype on all ranks.
+        src: a rank of the world that belongs to the group.
+        group, async_op: as for :func:`all_reduce`; so are the result and the other errors.
+    """
     group = group_of(group)
     if group.rank() < 0:
         return None
@@ -49,7 +55,7 @@ def broadcast(
         flat,
         finish=None if is_root else lambda: put(tensor, flat),
     )
-    return started(group, operation, async_op)
+    return started(group, operation, tensor, async_op)
 
 
 def all_gather(
@@ -58,7 +64,16 @@ def all_gather(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Copy the ``tensor`` of rank k into ``tensor_list[k]``, on all ranks."""
+    """Copy the ``tensor`` of rank k into ``tensor_list[k]``, on all ranks.
+
+    Args:
+        tensor_list: one tensor for each rank, each of the size and dtype of ``tensor``.
+        tensor: of one size and dtype on all ranks.
+        group, async_op: as for :func:`all_reduce`; so are the result and the other errors.
+
+    Raises:
+        ValueError: ``tensor_list`` is not like that.
+    """
     group = group_of(group)
     if group.rank() < 0:
         return None
@@ -68,7 +83,7 @@ def all_gather(
         for target, part in zip(tensor_list, parts, strict=True):
             put(target, part)
 
-    return _all_gather(tensor, group, finish, async_op)
+    return _all_gather(tensor, group, finish, tensor_list, async_op)
 
 
 def all_gather_into_tensor(
@@ -77,7 +92,16 @@ def all_gather_into_tensor(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """The same into one tensor, part by part."""
+    """Copy the ``input_tensor`` of all ranks into ``output_tensor``, one after another.
+
+    Args:
+        output_tensor: with as many elements as the tensors of all ranks together.
+        input_tensor: of one size and dtype on all ranks.
+        group, async_op: as for :func:`all_reduce`; so are the result and the other errors.
+
+    Raises:
+        ValueError: the sizes do not fit.
+    """
     group = group_of(group)
     if group.rank() < 0:
         return None
@@ -86,11 +110,16 @@ def all_gather_into_tensor(
             "output tensor size must be equal to world_size times input tensor size: "
             f"{described(output_tensor)} and {described(input_tensor)}"
         )
-    return _all_gather(input_tensor, group, lambda parts: put(output_tensor, parts), async_op)
+    finish = lambda parts: put(output_tensor, parts)  # noqa: E731
+    return _all_gather(input_tensor, group, finish, output_tensor, async_op)
 
 
 def _all_gather(
-    tensor: Tensor, group: ProcessGroup, finish: Callable[[Array], None], async_op: bool
+    tensor: Tensor,
+    group: ProcessGroup,
+    finish: Callable[[Array], None],
+    output: Any,
+    async_op: bool,
 ) -> Work | None:
     rank, ranks, flat = group.rank(), group.size(), flat_copy(tensor)
     parts = np.empty((ranks, flat.size), flat.dtype)
@@ -103,7 +132,7 @@ def _all_gather(
         target_cuts=ranks,
         finish=lambda: finish(parts),
     )
-    return started(group, operation, async_op)
+    return started(group, operation, output, async_op)
 
 
 def gather(
@@ -113,7 +142,17 @@ def gather(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Copy the ``tensor`` of rank k into ``gather_list[k]`` of rank ``dst``."""
+    """Copy the ``tensor`` of rank k into ``gather_list[k]`` of rank ``dst``.
+
+    Args:
+        tensor: of one size and dtype on all ranks.
+        gather_list: on ``dst`` one tensor for each rank, like ``tensor``; None elsewhere.
+        dst: a rank of the world that belongs to the group.
+        group, async_op: as for :func:`all_reduce`; so are the result and the other errors.
+
+    Raises:
+        ValueError: ``gather_list`` is not like that.
+    """
     group = group_of(group)
     if group.rank() < 0:
         return None
@@ -136,7 +175,7 @@ def gather(
         target_cuts=ranks,
         finish=finish,
     )
-    return started(group, operation, async_op)
+    return started(group, operation, gather_list, async_op)
 
 
 def scatter(
@@ -146,7 +185,17 @@ def scatter(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Copy ``scatter_list[k]`` of rank ``src`` into the ``tensor`` of rank k."""
+    """Copy ``scatter_list[k]`` of rank ``src`` into the ``tensor`` of rank k.
+
+    Args:
+        tensor: of one size and dtype on all ranks; it is overwritten.
+        scatter_list: on ``src`` one tensor for each rank, like ``tensor``; None elsewhere.
+        src: a rank of the world that belongs to the group.
+        group, async_op: as for :func:`all_reduce`; so are the result and the other errors.
+
+    Raises:
+        ValueError: ``scatter_list`` is not like that.
+    """
     group = group_of(group)
     if group.rank() < 0:
         return None
@@ -164,7 +213,7 @@ def scatter(
         source_cuts=ranks,
         finish=lambda: put(tensor, flat),
     )
-    return started(group, operation, async_op)
+    return started(group, operation, tensor, async_op)
 
 
 def all_to_all(
@@ -175,7 +224,13 @@ def all_to_all(
 ) -> Work | None:
     """Copy ``input_tensor_list[k]`` of rank j into ``output_tensor_list[j]`` of rank k.
 
-    All tensors have one shape and dtype.
+    Args:
+        output_tensor_list: one tensor for each rank; they are overwritten.
+        input_tensor_list: one tensor for each rank; all tensors have one size and dtype.
+        group, async_op: as for :func:`all_reduce`; so are the result and the other errors.
+
+    Raises:
+        ValueError: the lists are not like that.
     """
     group = group_of(group)
     if group.rank() < 0:
@@ -188,7 +243,7 @@ def all_to_all(
             put(target, part)
 
     source = np.concatenate([flat_copy(tensor) for tensor in input_tensor_list])
-    return _all_to_all(source, group, finish, async_op)
+    return _all_to_all(source, group, finish, output_tensor_list, async_op)
 
 
 def all_to_all_single(
@@ -197,7 +252,16 @@ def all_to_all_single(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """The same of one tensor, cut into equal parts along its first dimension."""
+    """Copy part k of the ``input`` of rank j into part j of the ``output`` of rank k.
+
+    Args:
+        output: as many elements as ``input``; it is overwritten.
+        input: is cut into equal parts along its first dimension, one for each rank.
+        group, async_op: as for :func:`all_reduce`; so are the result and the other errors.
+
+    Raises:
+        ValueError: the sizes do not fit.
+    """
     group = group_of(group)
     if group.rank() < 0:
         return None
@@ -206,11 +270,16 @@ def all_to_all_single(
             f"Tensor's dim 0 does not divide equally across group size: {described(input)} among "
             f"{group.size()} ranks, into {described(output)}"
         )
-    return _all_to_all(flat_copy(input), group, lambda parts: put(output, parts), async_op)
+    finish = lambda parts: put(output, parts)  # noqa: E731
+    return _all_to_all(flat_copy(input), group, finish, output, async_op)
 
 
 def _all_to_all(
-    source: Array, group: ProcessGroup, finish: Callable[[Array], None], async_op: bool
+    source: Array,
+    group: ProcessGroup,
+    finish: Callable[[Array], None],
+    output: Any,
+    async_op: bool,
 ) -> Work | None:
     rank, ranks = group.rank(), group.size()
     parts = np.empty_like(source).reshape(ranks, -1)
@@ -224,4 +293,4 @@ def _all_to_all(
         target_cuts=ranks,
         finish=lambda: finish(parts),
     )
-    return started(group, operation, async_op)
+    return started(group, operation, output, async_op)

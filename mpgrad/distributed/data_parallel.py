@@ -11,8 +11,9 @@ import numpy as np
 
 from mpgrad.distributed.collectives import all_gather_into_tensor, broadcast
 from mpgrad.distributed.process_group import ProcessGroup, get_global_rank, group_of
-from mpgrad.distributed.reducer import Reducer
+from mpgrad.distributed.reducer import CommHook, Reducer
 from mpgrad.distributed.tensor_buffers import flat_copy, put
+from mpgrad.distributed.uneven_inputs import UnevenInputs
 from mpgrad.graph.grad_modes import is_grad_enabled
 from mpgrad.nn.module import Module
 from mpgrad.nn.parallel import scatter
@@ -37,7 +38,8 @@ class DistributedDataParallel(Module):
         bucket_cap_mb: MiB of gradients that travel together; 25 by default.
         find_unused_parameters: some parameters may have no part in some losses.
         gradient_as_bucket_view: changes nothing.
-        static_graph: as ``find_unused_parameters``.
+        static_graph: every backward gives each parameter a gradient as often as the first one
+            does, perhaps never or several times.
 
     Raises:
         RuntimeError: the module has nothing to train, or differs from that of another rank.
@@ -75,14 +77,16 @@ class DistributedDataParallel(Module):
         self.broadcast_buffers = broadcast_buffers
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
+        self._uneven: UnevenInputs | None = None
         _check_equal(module, self.process_group)
         if init_sync:
-            self._copy_of_rank_0([*module.parameters(), *module.buffers()])
+            self._copy_of(0, [*module.parameters(), *module.buffers()])
         self.reducer = Reducer(
             trained,
             self.process_group,
             int((25 if bucket_cap_mb is None else bucket_cap_mb) * 1024 * 1024),
-            finds_unused=find_unused_parameters or static_graph,
+            finds_unused=find_unused_parameters,
+            is_static=static_graph,
         )
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -90,15 +94,19 @@ class DistributedDataParallel(Module):
         syncs = is_grad_enabled() and self.require_backward_grad_sync
         if syncs:
             self.reducer.check_finished()
-        if self.broadcast_buffers and self.require_forward_param_sync:
-            self._copy_of_rank_0(list(self.module.buffers()))
+        copies_buffers = self.broadcast_buffers and self.require_forward_param_sync
+        source, divisor = 0, self.process_group.size()
+        if self._uneven is not None:
+            now = self._uneven.go_on(copies_buffers=copies_buffers, averages=syncs)
+            source, divisor = now.source, self._uneven.divisor(now)
+        self._synchronize(source, copies_buffers=copies_buffers, averages=syncs)
         if self.device_ids:
             inputs = scatter(inputs, self.device_ids)[0] if inputs else inputs
             kwargs = scatter(kwargs, self.device_ids)[0] if kwargs else kwargs
         output = self.module(*inputs, **kwargs)
         self.require_forward_param_sync = syncs
         if syncs:
-            self.reducer.prepare(_tensors(output))
+            self.reducer.prepare(_tensors(output), divisor)
         elif is_grad_enabled():
             self.reducer.skip()
         return output
@@ -116,16 +124,77 @@ class DistributedDataParallel(Module):
         finally:
             self.require_backward_grad_sync = before
 
-    def _copy_of_rank_0(self, tensors: Sequence[Tensor]) -> None:
-        """Make ``tensors`` those of rank 0, with one message for each dtype."""
+    @contextlib.contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """The loop in here may have more turns on some ranks than on others.
+
+        A rank that has left it takes part in the averages of the others with zeros. In the end all
+        have the parameters and buffers of the last rank of those that ran longest.
+
+        Args:
+            divide_by_initial_world_size: averages are over all ranks; else over those that have
+                inputs.
+            enable: False: do nothing.
+            throw_on_early_termination: all ranks raise RuntimeError when one has left the loop and
+                others have not.
+        """
+        if not enable:
+            yield
+            return
+        self._uneven = uneven = UnevenInputs(
+            self.process_group,
+            divides_by_all=divide_by_initial_world_size,
+            throws=throw_on_early_termination,
+        )
+        try:
+            yield
+            while (now := uneven.rest()) is not None:
+                self._synchronize(
+                    now.source, copies_buffers=now.copies_buffers, averages=now.averages
+                )
+                if now.averages:
+                    self.reducer.take_part()
+        finally:
+            self._uneven = None
+        state = [*self.module.parameters(), *self.module.buffers()]
+        self._copy_of(uneven.last_active[-1], state)
+
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """Have ``hook(state, bucket)`` reduce the gradients, one bucket after another.
+
+        Args:
+            state: what the hook gets.
+            hook: gives a Future of the Tensor that becomes the bucket's gradients; it divides. See
+                ``mpgrad.distributed.algorithms.ddp_comm_hooks.default_hooks``.
+
+        Raises:
+            RuntimeError: there is one already.
+            TypeError: it cannot be called.
+        """
+        self.reducer.register_comm_hook(state, hook)
+
+    def _synchronize(self, source: int, *, copies_buffers: bool, averages: bool) -> None:
+        """What all ranks do before a forward, also those that have joined."""
+        if averages:
+            self.reducer.rebuild(source)
+        if copies_buffers:
+            self._copy_of(source, list(self.module.buffers()))
+
+    def _copy_of(self, source: int, tensors: Sequence[Tensor]) -> None:
+        """Make ``tensors`` those of a rank of the group, with one message for each dtype."""
         by_dtype: dict[np.dtype[Any], list[Tensor]] = {}
         for tensor in tensors:
             by_dtype.setdefault(tensor._array.dtype, []).append(tensor)
-        root = get_global_rank(self.process_group, 0)
+        root = get_global_rank(self.process_group, source)
         for same in by_dtype.values():
             flat = from_numpy(np.concatenate([flat_copy(tensor) for tensor in same]))
             broadcast(flat, root, self.process_group)
-            if self.process_group.rank() != 0:
+            if self.process_group.rank() != source:
                 at = 0
                 for tensor in same:
                     put(tensor, flat.numpy()[at : at + tensor.numel()])

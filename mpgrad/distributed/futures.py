@@ -20,9 +20,13 @@ class Future:
         self._callbacks: list[Callable[[Future], None]] = []
         #: What the thread that completed it counted next: Nodes that use the value come later.
         self._sequence_nr = 0
+        #: Completes it on the thread that waits, for at most so many seconds; None: others do.
+        self._settle: Callable[[float | None], None] | None = None
 
     def done(self) -> bool:
         """Whether it has its value or error."""
+        if self._settle is not None:
+            self._settle(0.0)
         return self._is_done
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -35,6 +39,8 @@ class Future:
             TimeoutError: it is not there by then.
             BaseException: the error, if that has come instead.
         """
+        if self._settle is not None:
+            self._settle(timeout)
         with self._condition:
             if not self._condition.wait_for(lambda: self._is_done, timeout):
                 raise TimeoutError(f"the future has no value after {timeout} s")
@@ -45,7 +51,7 @@ class Future:
 
     def value(self) -> Any:
         """The value, which has to be there."""
-        if not self._is_done:
+        if not self.done():
             raise RuntimeError("Future is not done: value() was called before it was completed.")
         return self.wait()
 
@@ -84,6 +90,7 @@ class Future:
     def then(self, callback: Callable[[Future], Any]) -> Future:
         """The future of what ``callback(self)`` returns, which is called when this one is done."""
         result = Future()
+        result._settle = self._settle
 
         def continue_with(done: Future) -> None:
             try:
@@ -111,8 +118,15 @@ def collect_all(futures: Sequence[Future]) -> Future:
         if is_last:
             result.set_result(list(futures))
 
+    def settle(timeout: float | None) -> None:
+        for future in futures:
+            if future._settle is not None:
+                future._settle(timeout)
+
     for future in futures:
         future.add_done_callback(count)
+    if any(future._settle is not None for future in futures):
+        result._settle = settle
     return result
 
 

@@ -226,7 +226,9 @@ class GroupMember:
                 continue
             rank = table.ranks[awaited]
             if now >= operation.deadline:
-                self._time_out(f"{operation.what} took too long: it waited for rank {rank}", table)
+                missing = ", ".join(str(table.ranks[peer]) for peer in operation.state.missing)
+                text = f"{operation.what} took too long: it waited for rank {missing}"
+                self._time_out(text, table)
             elif now >= operation.asks_at:
                 operation.asks_at = math.inf
                 self.tell(rank, Segments(*key, INQUIRY, operation.what))
@@ -294,7 +296,8 @@ class GroupMember:
         if message.disagreement:
             self._disagree(message.disagreement, tell=None)
         self._note(PeerLeft(sender))
-        self._part(sender, "it has left the group")
+        why = f" after rank {message.lost} was lost" if message.lost >= 0 else ""
+        self._part(sender, f"it has left the group{why}")
         for key in list(self._running):
             self._await(key)
         if any(key[1] == sender and receives for key, receives in self._receives.items()):

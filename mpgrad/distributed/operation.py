@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.distributed.futures import Future
 from mpgrad.scheduler.hosts.collective_state import CollectiveState
 from mpgrad.scheduler.hosts.reduction_tree import ADD_RIGHT, REPLACE, Receive, Send, Step
 from mpgrad.wire.hosts import cut
@@ -28,6 +29,8 @@ class Work:
         self._lock = threading.Lock()
         #: Puts the result into the caller's tensors; called once, by who asks first.
         self._finish = finish
+        #: What it fills: a tensor, or a list of tensors.
+        self.outputs: list[Any] = []
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the end; the tensors have their values from here on.
@@ -36,6 +39,7 @@ class Work:
             timeout: how long; by default the group's.
 
         Raises:
+            TimeoutError: ``timeout`` has passed; the operation goes on.
             HostLost: a rank is lost.
             CollectiveTimeout: it took too long.
             RuntimeError: the ranks do not do the same.
@@ -60,6 +64,28 @@ class Work:
     def exception(self) -> BaseException | None:
         """What went wrong; None if nothing has."""
         return self._error
+
+    def get_future(self) -> Future:
+        """The future of the list of what it fills.
+
+        Who first waits for it, or asks whether it is done, runs its callbacks. So the callbacks of
+        several collectives run, and begin others, in one order on all ranks.
+        """
+        future, lock = Future(), threading.RLock()
+
+        def settle(timeout: float | None) -> None:
+            with lock:
+                if future._is_done or not self._done.wait(timeout):
+                    return
+                try:
+                    self.wait()
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(self.outputs)
+
+        future._settle = settle
+        return future
 
     def end(self, error: BaseException | None) -> None:
         """It is over; called by the thread of the group."""

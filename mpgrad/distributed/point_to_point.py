@@ -20,6 +20,12 @@ def isend(tensor: Tensor, dst: int, group: ProcessGroup | None = None, tag: int 
         dst: a rank of the world, another one than this.
         group: that both belong to; the world by default.
         tag: tells tensors apart that go the same way; those with equal ones arrive in order.
+
+    Returns:
+        A Work that says whether it was sent; None outside of the group.
+
+    Raises:
+        ValueError: ``dst`` is not in the group, or is this rank.
     """
     group = group_of(group)
     if group.rank() < 0:
@@ -30,7 +36,15 @@ def isend(tensor: Tensor, dst: int, group: ProcessGroup | None = None, tag: int 
 
 
 def send(tensor: Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> None:
-    """As :func:`isend`; raises where the group cannot go on."""
+    """Send ``tensor`` to rank ``dst``; it may be changed when this returns.
+
+    Args:
+        tensor, dst, group, tag: as for :func:`isend`.
+
+    Raises:
+        ValueError: ``dst`` is not in the group, or is this rank.
+        HostLost: that rank is lost.
+    """
     work = isend(tensor, dst, group, tag)
     if work is not None:
         work.wait()
@@ -39,8 +53,16 @@ def send(tensor: Tensor, dst: int, group: ProcessGroup | None = None, tag: int =
 def irecv(tensor: Tensor, src: int, group: ProcessGroup | None = None, tag: int = 0) -> Work | None:
     """Have ``tensor`` overwritten by what rank ``src`` sends with this ``tag``.
 
+    Args:
+        tensor: of the size and dtype of what is sent.
+        src: a rank of the world, another one than this.
+        group, tag: as for :func:`isend`.
+
     Returns:
         A Work to wait for; None outside of the group.
+
+    Raises:
+        ValueError: ``src`` is not in the group, or is this rank.
     """
     group = group_of(group)
     if group.rank() < 0:
@@ -60,10 +82,19 @@ def irecv(tensor: Tensor, src: int, group: ProcessGroup | None = None, tag: int 
 
 
 def recv(tensor: Tensor, src: int, group: ProcessGroup | None = None, tag: int = 0) -> int:
-    """As :func:`irecv`, and wait for it.
+    """Overwrite ``tensor`` by what rank ``src`` sends with this ``tag``, when it has come.
+
+    Args:
+        tensor, src, group, tag: as for :func:`irecv`.
 
     Returns:
         The rank of the sender; -1 outside of the group.
+
+    Raises:
+        ValueError: ``src`` is not in the group, or is this rank.
+        HostLost: that rank is lost.
+        CollectiveTimeout: it took longer than the timeout of the group.
+        RuntimeError: what came has another size or dtype.
     """
     work = irecv(tensor, src, group, tag)
     if work is None:

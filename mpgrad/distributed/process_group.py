@@ -39,7 +39,9 @@ class ProcessGroup:
     def __init__(
         self, thread: MemberThread, table: GroupTable, rank: int, timeout: timedelta
     ) -> None:
-        self._thread, self._table, self._rank, self._timeout = thread, table, rank, timeout
+        self._thread, self._table, self._rank = thread, table, rank
+        #: How long a collective may take.
+        self.timeout = timeout
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -54,9 +56,10 @@ class ProcessGroup:
         """How many ranks it has."""
         return len(self._table.ranks)
 
-    def start(self, operation: Operation) -> Work:
+    def start(self, operation: Operation, timeout: timedelta | None = None) -> Work:
         """Begin a collective; all ranks have to begin the same ones in the same order."""
-        member, timeout_s = self._thread.member, self._timeout.total_seconds()
+        timeout_s = (self.timeout if timeout is None else timeout).total_seconds()
+        member = self._thread.member
         self._thread.ask(lambda: member.start(self._table, operation, time.monotonic(), timeout_s))
         return operation.work
 
@@ -85,7 +88,7 @@ class ProcessGroup:
     ) -> Work:
         """Have ``take(frames)`` called on what a rank of the group posts with this ``tag``."""
         work = Work(what, finish)
-        deadline = time.monotonic() + self._timeout.total_seconds()
+        deadline = time.monotonic() + self.timeout.total_seconds()
         receive = PendingReceive(what, take, work, deadline)
         self._thread.ask(lambda: self._thread.member.collect(self._table, sender, tag, receive))
         return work
@@ -170,7 +173,10 @@ def init_process_group(
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
-    """Leave the world, and all other groups with it; of another group, nothing is left to do.
+    """Leave the world, and all other groups with it.
+
+    Args:
+        group: the world by default; of another group nothing is left to do.
 
     Raises:
         ValueError: this process belongs to no group.
@@ -207,40 +213,64 @@ def new_group(
     number, _world.groups = _world.groups, _world.groups + 1
     rank = chosen.index(world.rank()) if world.rank() in chosen else -1
     table = GroupTable(number, chosen)
-    return ProcessGroup(world._thread, table, rank, world._timeout if timeout is None else timeout)
+    return ProcessGroup(world._thread, table, rank, world.timeout if timeout is None else timeout)
 
 
 def get_rank(group: ProcessGroup | None = None) -> int:
-    """This process's rank in the group; -1 outside of it."""
+    """This process's rank in ``group`` (default: the world); -1 outside of it.
+
+    Raises:
+        ValueError: there is no group yet.
+    """
     return _default().rank() if group is None else group.rank()
 
 
 def get_world_size(group: ProcessGroup | None = None) -> int:
-    """How many ranks the group has; -1 for a process outside of it."""
+    """How many ranks ``group`` has (default: the world); -1 for a process outside of it.
+
+    Raises:
+        ValueError: there is no group yet.
+    """
     group = _default() if group is None else group
     return -1 if group.rank() < 0 else group.size()
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:
-    """The name of what carries messages between the ranks: "lanes"."""
+    """The name of what carries messages between the ranks: "lanes", for every ``group``.
+
+    Raises:
+        ValueError: there is no group yet.
+    """
     _default()
     return LANES
 
 
 def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
-    """The ranks of the world that belong to the group."""
+    """The ranks of the world that belong to ``group`` (default: all), in the group's order.
+
+    Raises:
+        ValueError: there is no group yet.
+    """
     return list((_default() if group is None else group).ranks)
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
-    """The rank in the world of a rank of ``group``."""
+    """The rank in the world of the rank ``group_rank`` of ``group``.
+
+    Raises:
+        ValueError: the group has no such rank.
+    """
     if not 0 <= group_rank < group.size():
         raise ValueError(f"Group rank {group_rank} is not part of group {group}")
     return group.ranks[group_rank]
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
-    """The rank in ``group`` of a rank of the world."""
+    """The rank in ``group`` of the rank ``global_rank`` of the world.
+
+    Raises:
+        ValueError: it is not in the group.
+    """
     if global_rank not in group.ranks:
         raise ValueError(f"Global rank {global_rank} is not part of group {group}")
     return group.ranks.index(global_rank)

@@ -7,31 +7,42 @@ it have left: so all ranks reduce them in one order.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.running.running_backward import note_early_change, queue_callback
-from mpgrad.distributed.operation import Work
-from mpgrad.distributed.process_group import ProcessGroup
+from mpgrad.autograd.running.running_backward import (
+    innermost,
+    note_early_change,
+    queue_callback,
+)
+from mpgrad.distributed.collectives import broadcast
+from mpgrad.distributed.futures import Future
+from mpgrad.distributed.grad_bucket import GradBucket, buckets
+from mpgrad.distributed.process_group import ProcessGroup, get_global_rank
 from mpgrad.distributed.reductions import ReduceOp, reduction
 from mpgrad.distributed.tensor_buffers import flat_copy, put
+from mpgrad.graph.grad_modes import no_grad
 from mpgrad.graph.hooks import RemovableHandle
 from mpgrad.ops.creation import from_numpy
 from mpgrad.tensors.accumulate_grad import AccumulateGrad
 from mpgrad.tensors.tensor import Tensor
 
 Array = Any
-
-#: Bytes of the first bucket, which waits for no other: the sooner it leaves, the better.
-FIRST_BUCKET_BYTES = 1024 * 1024
+#: Takes a state and a bucket, and gives the future of what its gradients become.
+CommHook = Callable[[Any, GradBucket], Future]
 
 UNFINISHED = (
     "Expected to have finished reduction in the prior iteration before starting a new one. This "
     "error indicates that your module has parameters that were not used in producing loss: "
     "{names}. Give DistributedDataParallel find_unused_parameters=True, and make sure that all "
     "outputs of forward take part in the loss."
+)
+CHANGED = (
+    "Your training graph has changed in this iteration: {name} got a gradient {times} times, and "
+    "{expected} times in the first one. This is not compatible with static_graph=True."
 )
 
 
@@ -43,6 +54,7 @@ class Reducer:
         group: of ranks.
         bucket_bytes: how much a bucket holds.
         finds_unused: some parameters may have no part in some losses.
+        is_static: every backward gives each parameter a gradient as often as the first one does.
     """
 
     def __init__(
@@ -52,21 +64,53 @@ class Reducer:
         bucket_bytes: int,
         *,
         finds_unused: bool,
+        is_static: bool = False,
     ) -> None:
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
-        self._group, self._finds_unused = group, finds_unused
+        self._group, self._bucket_bytes = group, bucket_bytes
+        self._finds_unused = finds_unused and not is_static
         self._buckets = buckets(self._parameters, bucket_bytes)
-        self._bucket_of = {index: k for k, held in enumerate(self._buckets) for index in held}
-        self._is_armed = False
+        #: How often a backward gives each a gradient.
+        self._expected = np.ones(len(parameters), np.int64)
+        #: The first backward of a static graph, which shows that, has not been.
+        self._is_to_count = self._is_static = is_static
+        #: Buckets are made anew after the first backward, where each has the same order.
+        self._is_to_rebuild, self._has_finished = not self._finds_unused, False
+        #: The parameters in the order in which the gradients of the last backward came.
+        self._order: dict[int, None] = {}
+        #: Those that have got a gradient since the last reduction, and whether any rank's has.
+        self._used: set[int] = set()
+        self._used_somewhere = np.ones(len(parameters), np.bool_)
+        self._comm_hook: tuple[CommHook, Any] | None = None
+        self._divisor = group.size()
+        #: Whether the next backward is to reduce; the gradients that have come in it.
+        self._is_armed, self._counts = False, Counter[int]()
+        #: Those whose gradients are complete; of these, the ones that the backward does not reach.
         self._ready: set[int] = set()
-        self._unused: set[int] = set()
-        self._works: list[tuple[Work, Array]] = []
+        self._given: set[int] = set()
+        #: Each waits for a bucket that has left, and gives its average.
+        self._works: list[Callable[[], Array]] = []
         handles = [
             parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), index))
             for index, parameter in enumerate(self._parameters)
         ]
         weakref.finalize(self, _remove, handles)
+
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """Have ``hook(state, bucket)`` reduce the buckets.
+
+        Raises:
+            RuntimeError: there is one.
+            TypeError: it cannot be called.
+        """
+        if not callable(hook):
+            raise TypeError("Communication hook must be callable.")
+        if self._comm_hook is not None:
+            raise RuntimeError(
+                "register_comm_hook or register_builtin_comm_hook can only be called once."
+            )
+        self._comm_hook = hook, state
 
     # ------------------------------------------------------------------ around a forward
 
@@ -76,23 +120,48 @@ class Reducer:
         Raises:
             RuntimeError: the last backward left out some parameters.
         """
-        if self._is_armed and len(self._ready) > len(self._unused):
-            missing = [n for k, n in enumerate(self._names) if k not in self._ready]
+        if self._is_armed and len(self._ready) > len(self._given):
+            missing = [k for k in range(len(self._parameters)) if k not in self._ready]
+            times = self._counts[missing[0]]
             self._disarm()
-            raise RuntimeError(UNFINISHED.format(names=", ".join(missing)))
+            if self._is_static:
+                raise self._changed(missing[0], times)
+            names = ", ".join(self._names[k] for k in missing)
+            raise RuntimeError(UNFINISHED.format(names=names))
 
-    def prepare(self, outputs: Iterable[Tensor]) -> None:
-        """After a forward whose backward is to reduce."""
+    def rebuild(self, source: int) -> None:
+        """Before a forward, on all ranks: if that is due, make buckets in the order of ``source``.
+
+        Args:
+            source: a rank of the group that took part in the first backward.
+        """
+        if not (self._is_to_rebuild and self._has_finished):
+            return
+        self._is_to_rebuild = False
+        others = [k for k in reversed(range(len(self._parameters))) if k not in self._order]
+        told = from_numpy(np.array([[*self._order, *others], self._expected], np.int64))
+        broadcast(told, get_global_rank(self._group, source), self._group)
+        order, expected = told.numpy()
+        self._buckets = buckets(self._parameters, self._bucket_bytes, map(int, order))
+        if not self._order:  # this rank has had no backward yet
+            self._expected = expected.copy()
+
+    def prepare(self, outputs: Iterable[Tensor], divisor: int) -> None:
+        """After a forward whose backward is to reduce, and to divide the sums."""
         self._disarm()
-        self._is_armed = True
+        self._is_armed, self._divisor = True, divisor
+        self._order.clear()
         if self._finds_unused:
             used = _leaves_of(outputs)
-            self._unused = {k for k, p in enumerate(self._parameters) if id(p) not in used}
-            self._ready = set(self._unused)
+            self._given = {k for k, p in enumerate(self._parameters) if id(p) not in used}
+        elif self._is_static and not self._is_to_count:
+            self._given = set(map(int, np.flatnonzero(self._expected == 0)))
+        self._ready = set(self._given)
 
     def _disarm(self) -> None:
         self._is_armed = False
-        self._ready, self._unused, self._works = set(), set(), []
+        self._counts.clear()
+        self._ready, self._given, self._works = set(), set(), []
 
     def skip(self) -> None:
         """After a forward whose backward is to reduce nothing."""
@@ -102,18 +171,39 @@ class Reducer:
 
     def note_gradient(self, index: int) -> None:
         """The gradient of a parameter has been added to its ``.grad``."""
+        self._used.add(index)
         if not self._is_armed:
             return
-        if index in self._ready:
-            name = self._names[index]
-            raise RuntimeError(
-                f"Expected to mark a variable ready only once: {name}. It is used in several "
-                "backward passes of one forward, or outside of forward."
-            )
-        self._ready.add(index)
-        self._launch()
-        if len(self._ready) == len(self._parameters):
-            queue_callback(self._finish)
+        self._counts[index] += 1
+        self._order.pop(index, None)
+        self._order[index] = None
+        if self._is_to_count:
+            if self._counts.total() == 1:
+                running = innermost()
+                assert running is not None
+                running.outermost().queue(self._finish_first)
+            return
+        times, expected = self._counts[index], self._expected[index]
+        if times > expected or index in self._given:
+            self._complain(index)
+        if times == expected:
+            self._ready.add(index)
+            self._launch()
+            if len(self._ready) == len(self._parameters):
+                queue_callback(self._finish)
+
+    def _complain(self, index: int) -> None:
+        if self._is_static:
+            raise self._changed(index, self._counts[index])
+        raise RuntimeError(
+            f"Expected to mark a variable ready only once: {self._names[index]}. It is used in "
+            "several backward passes of one forward, or outside of forward. Where each backward "
+            "does the same, give DistributedDataParallel static_graph=True."
+        )
+
+    def _changed(self, index: int, times: int) -> RuntimeError:
+        name, expected = self._names[index], self._expected[index]
+        return RuntimeError(CHANGED.format(name=name, times=times, expected=expected))
 
     def _launch(self) -> None:
         """Begin to reduce the buckets whose turn it is."""
@@ -121,55 +211,90 @@ class Reducer:
             held = self._buckets[len(self._works)]
             if not self._ready.issuperset(held):
                 return
-            flat = np.concatenate([self._contribution(index) for index in held])
-            self._works.append((self._start(flat, ReduceOp.SUM), flat))
+            self._works.append(self._start([self._contribution(index) for index in held]))
 
     def _contribution(self, index: int) -> Array:
         parameter = self._parameters[index]
-        if index in self._unused or parameter._grad is None:
+        if parameter._grad is None:
             return np.zeros(parameter.numel(), parameter._array.dtype)
         return flat_copy(parameter._grad)
 
-    def _start(self, flat: Array, op: ReduceOp) -> Work:
-        return self._group.start(reduction(flat, op, self._group, None))
+    def _start(self, contributions: Sequence[Array]) -> Callable[[], Array]:
+        """Begin to reduce the next bucket; what waits for it, and gives the average."""
+        flat, number, divisor = np.concatenate(contributions), len(self._works), self._divisor
+        if self._comm_hook is None:
+            work = self._group.start(reduction(flat, ReduceOp.SUM, self._group, None))
 
-    def _finish(self) -> None:
+            def average() -> Array:
+                work.wait()
+                return np.divide(flat, divisor, out=flat)
+
+            return average
+        parameters = [self._parameters[index] for index in self._buckets[number]]
+        bucket = GradBucket(number, flat, parameters, number == len(self._buckets) - 1)
+        hook, state = self._comm_hook
+        with no_grad():
+            future = hook(state, bucket)
+        if not isinstance(future, Future):
+            raise TypeError(f"Communication hook: it has to return a Future, not {future!r}")
+        return lambda: _of_hook(future.wait(), flat)
+
+    def _finish_first(self) -> None:
+        """When the first backward of a static graph is over: only now all counts are known."""
+        self._is_to_count = False
+        self._expected[:] = [self._counts[index] for index in range(len(self._parameters))]
+        self._ready = set(range(len(self._parameters)))
+        self._launch()
+        self._finish(agrees_on_used=True)
+
+    def _finish(self, *, agrees_on_used: bool = False) -> None:
         """When the backward is over: every ``.grad`` gets the average, or none does."""
-        works, unused = self._works, self._unused
+        works = self._works
         self._disarm()
-        used = np.array([k not in unused for k in range(len(self._parameters))])
-        if self._finds_unused:
-            self._start(used, ReduceOp.MAX).wait()
-        for work, _ in works:
-            work.wait()
-        for (_, flat), held in zip(works, self._buckets, strict=True):
-            np.divide(flat, self._group.size(), out=flat)
+        if self._finds_unused or agrees_on_used:
+            self._agree_on_used()
+        averages = [wait() for wait in works]
+        for flat, held in zip(averages, self._buckets, strict=True):
             at = 0
             for index in held:
                 parameter = self._parameters[index]
                 length = parameter.numel()
-                if used[index]:
+                if self._used_somewhere[index]:
                     _set_gradient(parameter, flat[at : at + length])
                 at += length
+        self._has_finished = True
+        self._used.clear()
+
+    def _agree_on_used(self) -> None:
+        used = np.array([k in self._used for k in range(len(self._parameters))])
+        self._group.start(reduction(used, ReduceOp.MAX, self._group, None)).wait()
+        self._used_somewhere = used
+
+    def take_part(self) -> None:
+        """Take part in the backward of the others with zeros, and drop what comes of it."""
+        self._disarm()
+        for held in self._buckets:
+            parts = [self._parameters[k] for k in held]
+            zeros = [np.zeros(part.numel(), part._array.dtype) for part in parts]
+            self._works.append(self._start(zeros))
+        if self._finds_unused or self._is_to_count:
+            self._used.clear()
+            self._agree_on_used()
+        self._is_to_count = False
+        for wait in self._works:
+            wait()
+        self._has_finished = True
+        self._disarm()
 
 
-def buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[int]]:
-    """Which parameters travel together: the last first, as their gradients come.
-
-    A bucket has one dtype.
-    """
-    found: list[list[int]] = []
-    open_of: dict[np.dtype[Any], tuple[list[int], int]] = {}
-    for index in reversed(range(len(parameters))):
-        array = parameters[index]._array
-        held, size = open_of.get(array.dtype, ([], 0))
-        if not held:
-            found.append(held)
-        held.append(index)
-        size += array.nbytes
-        limit = min(FIRST_BUCKET_BYTES, bucket_bytes) if held is found[0] else bucket_bytes
-        open_of[array.dtype] = ([], 0) if size >= limit else (held, size)
-    return found
+def _of_hook(value: Any, flat: Array) -> Array:
+    """What a communication hook gives, in place of ``flat``."""
+    if not isinstance(value, Tensor) or value.numel() != flat.size:
+        raise TypeError(
+            "Communication hook: its future has to give one Tensor with the elements of the "
+            f"bucket, {flat.size:,}, not {value!r}"
+        )
+    return flat_copy(value).astype(flat.dtype, copy=False)
 
 
 def _set_gradient(parameter: Tensor, values: Array) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,14 @@ from mpgrad.distributed.tensor_buffers import (
     started,
     words,
 )
-from mpgrad.scheduler.hosts.collective_steps import all_to_all_steps
+from mpgrad.scheduler.hosts.collective_steps import all_to_all_steps, roll_call_steps
 from mpgrad.scheduler.hosts.reduction_tree import all_reduce_steps, combined, segments
 from mpgrad.tensors.tensor import Tensor
 
 Array = Any
+
+#: How much longer than rank 0, which knows who is missing, the others wait in a roll call.
+ROLL_CALL_PATIENCE = timedelta(seconds=5)
 
 
 class ReduceOp(enum.Enum):
@@ -81,14 +85,17 @@ def all_reduce(
 
     Raises:
         HostLost: a rank is lost.
+        CollectiveTimeout: it took longer than the timeout of the group.
         RuntimeError: the ranks do not do the same.
+        TypeError: ``op`` does not take this dtype.
+        ValueError: there is no group yet (``init_process_group``), or a rank is not in it.
     """
     group = group_of(group)
     if group.rank() < 0:
         return None
     flat = flat_copy(tensor)
     operation = reduction(flat, op, group, lambda: put(tensor, flat))
-    return started(group, operation, async_op)
+    return started(group, operation, tensor, async_op)
 
 
 def reduction(
@@ -123,14 +130,19 @@ def reduce(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Combine the ``tensor`` of all ranks into that of rank ``dst``; the others keep theirs."""
+    """Combine the ``tensor`` of all ranks into that of rank ``dst``; the others keep theirs.
+
+    Args:
+        tensor, op, group, async_op: as for :func:`all_reduce`; so are result and errors.
+        dst: a rank of the world that belongs to the group.
+    """
     group = group_of(group)
     if group.rank() < 0:
         return None
     root, flat = get_group_rank(group, dst), flat_copy(tensor)
     is_root = group.rank() == root
     operation = reduction(flat, op, group, (lambda: put(tensor, flat)) if is_root else None)
-    return started(group, operation, async_op)
+    return started(group, operation, tensor, async_op)
 
 
 def reduce_scatter(
@@ -140,7 +152,16 @@ def reduce_scatter(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Combine the k-th of every rank's ``input_list`` into the ``output`` of rank k."""
+    """Combine the k-th of every rank's ``input_list`` into the ``output`` of rank k.
+
+    Args:
+        output: is overwritten.
+        input_list: one tensor for each rank, each of the size and dtype of ``output``.
+        op, group, async_op: as for :func:`all_reduce`; so are the result and the other errors.
+
+    Raises:
+        ValueError: ``input_list`` is not like that.
+    """
     group = group_of(group)
     if group.rank() < 0:
         return None
@@ -156,7 +177,16 @@ def reduce_scatter_tensor(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """The same of one tensor: the k-th of its equal parts goes into the ``output`` of rank k."""
+    """Combine the k-th part of every rank's ``input`` into the ``output`` of rank k.
+
+    Args:
+        output: is overwritten.
+        input: of the dtype of ``output``, with as many elements as those of all ranks together.
+        op, group, async_op: as for :func:`all_reduce`; so are the result and the other errors.
+
+    Raises:
+        ValueError: the sizes or dtypes do not fit.
+    """
     group = group_of(group)
     if group.rank() < 0:
         return None
@@ -190,11 +220,15 @@ def _reduce_scatter(
         target_cuts=ranks,
         finish=finish,
     )
-    return started(group, operation, async_op)
+    return started(group, operation, output, async_op)
 
 
 def barrier(group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
-    """Wait until all ranks of the group have come here."""
+    """Wait until all ranks of the group have come here.
+
+    Args:
+        group, async_op: as for :func:`all_reduce`; so are the result and the errors.
+    """
     group = group_of(group)
     if group.rank() < 0:
         return None
@@ -202,7 +236,34 @@ def barrier(group: ProcessGroup | None = None, async_op: bool = False) -> Work |
     nothing = np.empty(0, np.uint8)
     cuts = segments(group.size())
     operation = Operation("barrier", steps, nothing, nothing, source_cuts=cuts, target_cuts=cuts)
-    return started(group, operation, async_op)
+    return started(group, operation, None, async_op)
+
+
+def monitored_barrier(
+    group: ProcessGroup | None = None,
+    timeout: timedelta | None = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    """As :func:`barrier`, but the error names every rank that has not come.
+
+    Args:
+        group: of ranks; the world by default.
+        timeout: how long rank 0 of the group waits; the group's by default.
+        wait_all_ranks: changes nothing: all ranks that are missing are named.
+
+    Raises:
+        CollectiveTimeout: some have not come; the group is over.
+        HostLost: a rank is lost.
+    """
+    group = group_of(group)
+    if group.rank() < 0:
+        return
+    timeout = group.timeout if timeout is None else timeout
+    if group.rank() != 0:
+        timeout += ROLL_CALL_PATIENCE
+    nothing = np.empty(0, np.uint8)
+    steps = roll_call_steps(group.rank(), group.size())
+    group.start(Operation("monitored_barrier", steps, nothing, nothing), timeout).wait()
 
 
 def _check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:

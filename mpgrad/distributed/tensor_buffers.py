@@ -46,8 +46,9 @@ def described(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} of {tensor.dtype}"
 
 
-def started(group: ProcessGroup, operation: Operation, async_op: bool) -> Work | None:
-    """Begin, and wait for the end unless it is asynchronous."""
+def started(group: ProcessGroup, operation: Operation, output: Any, async_op: bool) -> Work | None:
+    """Begin, and wait for the end unless it is asynchronous; ``output`` is what it fills."""
+    operation.work.outputs = [output]
     work = group.start(operation)
     if async_op:
         return work

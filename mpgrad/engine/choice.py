@@ -9,6 +9,7 @@ from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan_tables import Plan
+from mpgrad.scheduler.split import serial_us
 
 Mode: TypeAlias = Literal["local", "process"]
 
@@ -45,6 +46,18 @@ def too_small(frozen: FrozenGraph, workers: int, message_us: float) -> Choice | 
     if least_us * tuning.MARGIN >= work_us:
         return Choice("local", f"only {work_us:.0f} us of work")
     return None
+
+
+def too_serial(frozen: FrozenGraph, message_us: float) -> Choice | None:
+    """``local`` if one chain is so long that no plan could make workers clearly faster; else None.
+
+    A plan takes several times as long to make.
+    """
+    work_us = sum([spec.cost_us for spec in frozen.spec.nodes])
+    chain_us = serial_us(frozen.spec, message_us)
+    if (tuning.BACKWARD_MESSAGES * message_us + chain_us) * tuning.MARGIN < work_us:
+        return None
+    return Choice("local", f"{chain_us:.0f} of {work_us:.0f} us of work are one chain")
 
 
 def predict(planned: Plan, workers: int, message_us: float) -> Prediction:
@@ -100,13 +113,12 @@ class Experience:
 
         The first backward of each mode does not count: it makes much that later ones use again.
         """
-        if choice.predicted is None:
-            return
+        assert choice.predicted is not None, "nothing was compared"
         expected = self._expected(choice.predicted, choice.shapes)
         if mode in self._has_begun:
             best_us = min(expected)
             self._spent_us += best_us
-            if choice.is_trial and len(self._took[mode]) >= tuning.KNOWN_FROM:
+            if choice.is_trial and self._took[mode]:
                 self._lost_us += max(took_us - best_us, 0.0)
             sample = _Sample(took_us, getattr(choice.predicted, mode), choice.shapes)
             self._add(mode, sample, getattr(expected, mode))
@@ -121,7 +133,7 @@ class Experience:
         else:
             odd.clear()
         took.append(sample)
-        if len(odd) == tuning.ODD_MAX:
+        if len(odd) == tuning.KNOWN_FROM:
             for samples in self._took.values():
                 samples.clear()
             took.extend(odd)
@@ -156,13 +168,16 @@ class Experience:
         """Whether the other mode is to be measured now.
 
         It is soon if it is hardly known and the modes may be close. Then it is again and again,
-        for a small share of the time.
+        for a small share of the time. One time of this process is enough if it is clearly longer;
+        workers may need more than one backward until they are as fast as they can be.
         """
         if not self._took[mode]:
             return False
         best_us = min(expected)
         ratio = getattr(expected, other) / max(best_us, 1.0)
-        if len(self._took[other]) < tuning.KNOWN_FROM and ratio <= tuning.FAR_OFF:
+        is_clear = other == "local" and bool(self._took[other]) and ratio > tuning.MARGIN
+        is_known = is_clear or len(self._took[other]) >= tuning.KNOWN_FROM
+        if not is_known and ratio <= tuning.FAR_OFF:
             return True
         # A trial counts as more expensive than predicted, because the prediction may be wrong.
         loss_us = (max(ratio, tuning.MARGIN) - 1.0) * best_us

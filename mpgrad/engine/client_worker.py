@@ -18,11 +18,10 @@ from mpgrad.base.handles import ENGINE_ARENA, Block, GradientRef
 from mpgrad.dispatch.operator_call import cpu
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.blas import blas_limit
+from mpgrad.engine.client_changes import ReadsOfWorkers, StaleSaved
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.placement import Placed
-from mpgrad.engine.prepared import PreparedGraph
-from mpgrad.engine.reads_of_workers import ReadsOfWorkers
-from mpgrad.engine.stale_saved import StaleSaved
+from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.node import InputMetadata
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
@@ -57,10 +56,8 @@ class ClientWorker:
     ) -> None:
         self._user_code, self._blas_threads = user_code, blas_threads
         self._frozen, self._graph, self._planned = placed.frozen, graph, graph.plan
-        self._reads = ReadsOfWorkers(placed, handover)
+        self._reads = ReadsOfWorkers(placed, handover) if placed.code else None
         self._handover, self._arena = handover, arena
-        #: What a profile has noted of this backward.
-        self._profiled = current_run()
         #: The exception of the last failed task.
         self.error: BaseException | None = None
         #: Whether any of these tasks has begun: it is user code, which must not run twice.
@@ -110,7 +107,8 @@ class ClientWorker:
                 self._run_steps(dispatch.task, steps, contributions, emit, failed.append)
             if changed:
                 self._saved.check(members[-1].node, changed)
-            self._reads.check(members[-1].node)
+            if self._reads is not None:
+                self._reads.check(members[-1].node)
         except BaseException as error:
             self.error = error
             return NodeTaskFailed(dispatch.peer, *name, b"", step=failed[-1])
@@ -170,7 +168,7 @@ class ClientWorker:
             pairs = zip(self._planned.groups[task], steps, strict=True)
             ran = [member.node for member, step in pairs if step.apply is not None]
             here = TaskRun(task, -1, 1, started, perf_counter())
-            recording.note_nodes(self._profiled, self._frozen, ran, times, here)
+            recording.note_nodes(current_run(), self._frozen, ran, times, here)
 
     def _step(self, member: Member) -> NodeStep:
         node = self._frozen.nodes[member.node]

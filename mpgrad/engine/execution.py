@@ -16,22 +16,19 @@ from mpgrad.autograd.higher_order.recording import has_only_operators, record, w
 from mpgrad.autograd.profiling.backward_run import BackwardRun
 from mpgrad.autograd.profiling.ranges import RUNNING, span
 from mpgrad.autograd.running import engine_slot
-from mpgrad.base import config
+from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.standard_streams import say
 from mpgrad.engine import compiled
-from mpgrad.engine.blas import blas_limit
+from mpgrad.engine.blas import blas_limit, let_idle_threads_sleep
 from mpgrad.engine.choice import Mode
 from mpgrad.engine.engine_statistics import ArenaStatistics, Counters, EngineStatistics
 from mpgrad.engine.explanation import Explanation, explain
 from mpgrad.engine.handover import SavedTensorsUnreadable
-from mpgrad.engine.idle_threads import let_idle_threads_sleep
 from mpgrad.engine.in_workers import run_in_workers
 from mpgrad.engine.local import run_local, run_local_until
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed, place, warn_of_serial_functions
-from mpgrad.engine.preparation import Preparation, Ready
-from mpgrad.engine.prepared import PreparedGraph
-from mpgrad.engine.recovery import Recovery
+from mpgrad.engine.preparation import Preparation, PreparedGraph, Ready
 from mpgrad.engine.session_pool import SessionPool
 from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.errors import CoordinatorLost, EngineClosed
@@ -86,7 +83,7 @@ class Execution:
     def _execute(self, frozen: FrozenGraph, profiled: BackwardRun | None) -> list[tuple[Any, bool]]:
         with span("plan"):
             ready = self._ready(frozen)
-        if config.debug():
+        if self._options.debug:
             self._report(frozen, ready)
         placed, graph = ready.placed, ready.graph
         if profiled is not None:
@@ -110,7 +107,7 @@ class Execution:
         return results
 
     def _in_workers(self, placed: Placed, graph: PreparedGraph) -> list[tuple[Any, bool]]:
-        recovery = Recovery(self._options.recover)
+        recoveries = 0
         while True:
             try:
                 return run_in_workers(
@@ -125,8 +122,9 @@ class Execution:
                 # No user code has run: a graph with user code was searched for such Nodes before.
                 placed, graph = self.preparation.without_unreadable(placed)
             except CoordinatorLost as lost:
-                if not recovery.allows(lost):
+                if self._options.recover != "all" or not may_run_again(lost, recoveries):
                     raise
+                recoveries += 1
                 self._counters.note_recovery()
 
     def _ready(self, frozen: FrozenGraph) -> Ready:
@@ -218,7 +216,7 @@ class Execution:
     def _report(self, frozen: FrozenGraph, ready: Ready) -> None:
         """Print each backward with MPGRAD_DEBUG=1, and each of its nodes with 2."""
         text = f"{ready.choice.mode} ({ready.choice.reason})"
-        if config.debug() >= 2:
+        if self._options.debug >= 2:
             text = self._explain(frozen, ready).table()
         say(f"backward: {text}")
 
@@ -267,3 +265,29 @@ def _start_quietly(sessions: SessionPool) -> None:
     # The next use of the processes starts them again and gets the error.
     with contextlib.suppress(Exception):
         sessions.start(in_background=True)
+
+
+# ---------------------------------------------------------------------- when the coordinator dies
+
+#: The number of lost coordinators after which a backward fails: it may be their cause.
+RECOVERIES_MAX = 3
+
+
+def may_run_again(lost: CoordinatorLost, recoveries: int) -> bool:
+    """Whether a backward whose coordinator died may run again, after as many ``recoveries``.
+
+    All its data still exist: saved tensors are released after it has completed, ``.grad`` is
+    changed after that, and its own arrays lie in this process's arena. Only user code that has run
+    in this process may not run twice.
+    """
+    running = innermost()
+    # An inner backward is part of a client task of the outer one, which cannot be repeated.
+    is_inner = running is not None and running.session is not None
+    if is_inner or recoveries >= RECOVERIES_MAX:
+        return False
+    if lost.has_run_user_code:
+        lost.add_note(
+            "The backward was not run again, because hooks or Functions of it had already run in "
+            "this process."
+        )
+    return not lost.has_run_user_code

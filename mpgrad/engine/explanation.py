@@ -102,8 +102,9 @@ class Explanation:
         return "\n".join([*self._head(), *rows, *self._source()])
 
     def _head(self) -> list[str]:
+        nodes, tasks = len(self.nodes), len({node.task for node in self.nodes})
         return [
-            f"{len(self.nodes)} nodes in {len({node.task for node in self.nodes})} tasks, "
+            f"{nodes} node{'s'[: nodes != 1]} in {tasks} task{'s'[: tasks != 1]}, "
             f"{self.work_us / 1000:.2f} ms of work, critical path "
             f"{self.critical_path_us / 1000:.2f} ms",
             f"mode: {self.mode} ({self.reason})",

@@ -18,7 +18,7 @@ from mpgrad.dispatch.operator_call import cpu
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.lowered_formulas import LoweredFormulas
 from mpgrad.graph.node import InputMetadata
-from mpgrad.graph.registry import OPERATORS
+from mpgrad.graph.registry import OPERATORS, RESULTS
 
 
 class GraphSource:
@@ -189,7 +189,7 @@ class GraphSource:
                 if meta == node.input_metadata[0]:
                     results[nr] = grad
         computed = [nr for nr, result in enumerate(results) if result and result != grad]
-        saves = any(kind in ("input", "result", "results") for _, kind, _ in _sources(node))
+        saves = any(kind == "input" or kind in RESULTS for _, kind, _ in _sources(node))
         if not (saves or computed):
             return results
         unsure = [one for one in inputs if one is not None and one in self._optional]
@@ -323,7 +323,7 @@ def are_plain_formulas(
     if operator.in_columns is not None and first is not None:
         return count_parts(meta.shape, first.shape[-1]) == 1
     asked = {name for nr in computed for name in operator.asked_by(nr)}
-    return not asked & {"grads", "needs", "index", "results"}
+    return not asked & {"grads", "needs", "results", "last_result"}
 
 
 def expected_of(frozen: FrozenGraph, at: int) -> list[InputMetadata | None]:

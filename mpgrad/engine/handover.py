@@ -27,7 +27,7 @@ from mpgrad.devices.device_handover import DeviceHandover
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.learning import wants_times
 from mpgrad.engine.packed_arrays import PackedArrays
-from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.engine.spot_checks import SpotChecks, can_travel
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.scheduler.chunks import SMALL_GRAPH, chunk_ends, in_chunks
@@ -81,7 +81,7 @@ class Handover(PackedArrays):
         #: Decides for which Functions the workers report arguments and results.
         self.spot_checks: SpotChecks | None = None
         #: Whether workers report the arguments of Functions that fail.
-        self._tells_failures = config.post_mortem()
+        self._tells_failures = bool(code) and config.post_mortem()
         self.numpy_errors = changed_numpy_errors()
         self._surroundings = b""
         #: Where the code of Functions lies, by its id.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 
@@ -23,7 +24,7 @@ from mpgrad.engine.handover import Handover
 from mpgrad.engine.learning import learn, that_ran
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed
-from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.engine.progress_display import progress_shown
 from mpgrad.engine.session import Outcome, Session
 from mpgrad.engine.session_pool import SessionPool
@@ -77,13 +78,12 @@ def run_in_workers(
     """
     frozen, planned = placed.frozen, graph.plan
     handover = Handover(frozen, graph, placed.code)
-    number, running, recording = next(_graph_numbers), innermost(), RUNNING.recording
-    is_complete = False
+    running, recording = innermost(), RUNNING.recording
+    number, is_complete = next(_graph_numbers), False
     try:
         with sessions.session() as session:
-            coordinator = sessions.coordinator
+            coordinator, handover.spot_checks = sessions.coordinator, spot_checks
             handover.connect(coordinator)
-            handover.spot_checks = spot_checks
             handover.is_timed, handover.learns = recording is not None, graph.learns()
             client = ClientWorker(
                 placed, graph, handover, coordinator.arena, session.interrupts.user_code,
@@ -96,8 +96,7 @@ def run_in_workers(
             profiled = None if recording is None else _Profiled(recording, session, planned)
             messages = messages if profiled is None else profiled.watched(messages)
             with session.interrupts.deferred():  # until the results have a holder
-                with progress_shown(options, coordinator.pid, len(planned.tasks)):
-                    outcome = _run(session, messages, client)
+                outcome = _run(session, messages, client, planned, options)
                 kept = session.kept_of(number)
                 if isinstance(outcome, CompleteGraph):
                     results = _open_results(sessions, session, frozen, outcome, handover)
@@ -109,20 +108,30 @@ def run_in_workers(
             counters.note(handover, outcome, len(planned.tasks))
     finally:
         handover.close(is_complete=is_complete)
-    replay_warnings(_of_kind(kept, WARNING), lambda task: planned.tasks[task].position)
+    if kept:
+        replay_warnings(_of_kind(kept, WARNING), lambda task: planned.tasks[task].position)
     if isinstance(outcome, FailGraph):
         if outcome.kind == "lost" and outcome.task < 0:
             sessions.forget(coordinator)  # it has no workers and cannot start any
         raise _failure(outcome, placed, planned, client, _of_kind(kept, FAILED), options)
-    spot_checks.compare(_of_kind(kept, RUN), frozen, placed.code, options.blas_threads)
-    _change_contexts(_of_kind(kept, CHANGED), placed)
+    if kept:
+        spot_checks.compare(_of_kind(kept, RUN), frozen, placed.code, options.blas_threads)
+        _change_contexts(_of_kind(kept, CHANGED), placed)
     _release_saved(frozen)
     return results
 
 
-def _run(session: Session, messages: Iterator[Any], client: ClientWorker) -> Outcome:
+def _run(
+    session: Session,
+    messages: Iterator[Any],
+    client: ClientWorker,
+    planned: Plan,
+    options: EngineOptions,
+) -> Outcome:
+    pid, tasks = session.coordinator.pid, len(planned.tasks)
     try:
-        return session.run(messages, client.run)
+        with progress_shown(pid, tasks) if options.progress else nullcontext():
+            return session.run(messages, client.run)
     except CoordinatorLost as lost:
         lost.has_run_user_code = client.has_begun
         raise

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd.freezing.client_nodes import HooksBefore, rule_of
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, Rest, rest_of
 from mpgrad.autograd.freezing.recurring_graphs import Remembered
-from mpgrad.autograd.freezing.rest import Rest, rest_of
 from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.profiling.ranges import RUNNING, current_run
 from mpgrad.autograd.running import engine_slot

@@ -34,6 +34,8 @@ class EngineOptions:
     check: str
     progress: bool
     pin: str
+    #: What it reports on stderr, see MPGRAD_DEBUG.
+    debug: int
     #: Whether nobody has said how many CPU workers there shall be, and who shares the cores then.
     is_default_count: bool = False
     shared: SharedCores | None = None
@@ -81,6 +83,7 @@ class EngineOptions:
             _choice("check", config.check() if check is None else check, config.CHECKS),
             bool(progress),
             _choice("pin", config.pin() if pin is None else pin, config.PINS),
+            config.debug(),
             asked is None,
         )
         if mode == "process" and sys.platform != "linux":

@@ -24,8 +24,7 @@ from mpgrad.devices.device_handover import DeviceHandover
 from mpgrad.errors import ProtocolError
 from mpgrad.graph.node import InputMetadata
 from mpgrad.shm.arena import client_arena
-from mpgrad.shm.lease import byte_bounds
-from mpgrad.shm.mapped_arena import ForeignArena
+from mpgrad.shm.mapped_arena import ForeignArena, byte_bounds
 from mpgrad.tensors.storage import adopt
 from mpgrad.wire.programs import InlineArray, PackedArray, SharedArray
 

@@ -1,4 +1,4 @@
-"""Preparation: places, plans and chooses for a frozen graph, each once."""
+"""Preparation: places, plans and chooses for a frozen graph, each once, and keeps the results."""
 
 from __future__ import annotations
 
@@ -11,23 +11,36 @@ from typing import NamedTuple
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
+from mpgrad.backends.column_parts import shape_of
 from mpgrad.base import machine
 from mpgrad.devices.device_arrays import CUDA
 from mpgrad.devices.gpu_nodes import gpus_of
+from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.choice import (
     Choice,
     Experience,
     Experiences,
     Mode,
     predict,
+    too_serial,
     too_small,
 )
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed, keep_unreadable, place
-from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.graph.node import InputMetadata
 from mpgrad.scheduler import tuning
+from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan
-from mpgrad.scheduler.plan_cache import MakePlan, PlanCache
+from mpgrad.scheduler.plan_cache import MakePlan, PlanCache, are_near, costs_of, structure
+from mpgrad.scheduler.plan_tables import InnerTarget, Member, Plan
+from mpgrad.wire.programs import (
+    CaptureRule,
+    NodeProgram,
+    OperatorRule,
+    Wiring,
+    encode_plain,
+    encode_wiring,
+)
 
 
 class Ready(NamedTuple):
@@ -108,7 +121,7 @@ class Preparation:
         return Ready(choice, placed, graph)
 
     def _choice_without_plan(self, frozen: FrozenGraph, mode: str) -> Choice | None:
-        if gpus := gpus_of(frozen.nodes):
+        if CUDA.in_use and (gpus := gpus_of(frozen.nodes)):
             missing = [gpu for gpu in gpus if gpu not in self._options.gpus]
             if mode != "process" or missing:
                 why = f"it has Nodes on GPU {gpus[0]}"
@@ -121,13 +134,20 @@ class Preparation:
             and too_small(frozen, machine.available_cpus(), self.message_us) is None
         ):
             shared.say_once()
-        return too_small(frozen, self._options.cpu_workers, self.message_us)
+        choice = too_small(frozen, self._options.cpu_workers, self.message_us)
+        if choice is None and not self._is_planned(frozen):
+            choice = too_serial(frozen, self.message_us)
+        return choice
+
+    def _is_planned(self, frozen: FrozenGraph) -> bool:
+        known = frozen.remembered
+        return known is not None and self._plans_for in known.prepared
 
     def note(self, ready: Ready, mode: Mode, took_us: float) -> None:
         """Record a time for ``auto``. It does not count if the graph ran here only because the
         workers were starting, which took time from it."""
-        if ready.graph is None:
-            return
+        if ready.graph is None or ready.choice.predicted is None:
+            return  # nothing was compared
         experience = self._experience(ready.graph)
         if ready.choice.mode == mode:
             experience.note(mode, took_us, ready.choice)
@@ -165,3 +185,121 @@ class Preparation:
         """The same graph, with Nodes whose saved tensors cannot be read in the client."""
         placed = keep_unreadable(placed)
         return placed, self.plan_of(placed.frozen)
+
+
+# ---------------------------------------------------------------------- kept beside the tables
+
+
+class PreparedGraph:
+    """What an engine makes of a graph's tables once and uses in each step of a loop.
+
+    A graph like an earlier one has the very same tables (``freezing.recurring_graphs``). So its
+    plan, the wiring of its Nodes and everything else that is the same in each step are kept beside
+    the tables and found without a comparison.
+
+    Args:
+        spec: the tables.
+        plan: the plan of these tables.
+    """
+
+    def __init__(self, spec: GraphSpec, plan: Plan) -> None:
+        self.spec, self.plan = spec, plan
+        #: Equal for graphs of one structure whose gradients have the same sizes.
+        self.shapes = hash(tuple([node.input_nbytes for node in spec.nodes]))
+        #: Shared by all graphs of this structure; set on first use.
+        self.experience: Experience | None = None
+        self._wirings: dict[Member, Wiring] = {}
+        self._programs: list[list[NodeProgram | bytes] | None] = [None] * len(plan.tasks)
+        self._uses = 0
+        self._planned_for = costs_of(spec)
+
+    def serves(self, spec: GraphSpec) -> bool:
+        """Whether the plan is still good for ``spec``, the same graph with perhaps other costs.
+
+        If so, its costs become those of ``spec``. A plan that is no longer the best is slower,
+        never wrong.
+        """
+        if spec is not self.spec:
+            if structure(spec) != structure(self.spec) or not are_near(
+                costs_of(spec), self._planned_for
+            ):
+                return False
+            self.spec = spec
+        return True
+
+    def grow_young(self) -> None:
+        """Learn the costs again: they have turned out to be wrong."""
+        self._uses = 0
+
+    def learns(self) -> bool:
+        """Count a use; whether the cost model should learn from this one."""
+        self._uses += 1
+        return self._uses <= tuning.SAMPLES or self._uses % tuning.SAMPLES == 0
+
+    def wiring(self, frozen: FrozenGraph, member: Member) -> Wiring:
+        """The wiring around the rule of a task's Node, for graphs with these tables."""
+        found = self._wirings.get(member)
+        if found is None:
+            found = self._wirings[member] = wiring_of(frozen, member)
+        return found
+
+    def programs(self, frozen: FrozenGraph, task: int) -> list[NodeProgram | bytes]:
+        """One entry per member of a task, for graphs with these tables.
+
+        It is the whole program if that is the same in every step, otherwise only the encoded
+        wiring.
+        """
+        found = self._programs[task]
+        if found is None:
+            found = [_program_of(frozen, member) for member in self.plan.groups[task]]
+            self._programs[task] = found
+        return found
+
+
+def _program_of(frozen: FrozenGraph, member: Member) -> NodeProgram | bytes:
+    wiring, node = encode_wiring(wiring_of(frozen, member)), frozen.nodes[member.node]
+    if member.piece_of is not None or not frozen.runs[member.node]:
+        return NodeProgram(CaptureRule(), wiring)
+    if isinstance(node, OperatorNode):
+        needs = [info is not None for info in node.input_info]
+        if node.operator.asks_for_shapes_alone(needs):
+            rule = OperatorRule(node.operator.name, {}, {}, encode_plain(node.plain))
+            return NodeProgram(rule, wiring)
+    return wiring
+
+
+def wiring_of(frozen: FrozenGraph, member: Member) -> Wiring:
+    """The sources and targets of the gradients of ``member``."""
+    node, spec = frozen.nodes[member.node], frozen.spec.nodes[member.node]
+    if member.piece_of is not None:
+        metadata = (node.input_metadata[member.piece_of],)
+        return Wiring(f"Sum({node.label})", metadata, (), (), member.captures)
+    return Wiring(
+        spec.name,
+        node.input_metadata,
+        _outputs(frozen, member),
+        tuple(
+            [
+                (route.member, route.input_nr) if isinstance(route, InnerTarget) else route
+                for route in member.routes
+            ]
+        ),
+        member.captures,
+        node.takes_undefined,
+        node.passes_on,
+        member.publishes,
+        member.parts,
+    )
+
+
+def _outputs(frozen: FrozenGraph, member: Member) -> tuple[InputMetadata | None, ...]:
+    """The metadata that the consumer of each output expects, None if its gradient is unused."""
+    spec = frozen.spec.nodes[member.node]
+    outputs = [
+        None if target is None else frozen.nodes[target[0]].input_metadata[target[1]]
+        for target in spec.edges
+    ]
+    if member.parts is not None and outputs[0] is not None:
+        shape = shape_of(outputs[0].shape, member.parts, len(spec.part_nbytes))
+        outputs[0] = outputs[0]._replace(shape=shape)
+    return tuple(outputs)

@@ -187,11 +187,6 @@ class CoordinatorProcess:
             self.device_board.close()
         return status
 
-    def finish_device_reads(self) -> None:
-        """Finish reads of results in GPU memory that ends with the workers."""
-        if self.devices is not None:
-            self.devices.finish_reads()
-
     def discard(self) -> None:
         """End a coordinator that is not needed."""
         self.kill()

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 
 from mpgrad.base.standard_streams import write
-from mpgrad.engine.options import EngineOptions
 from mpgrad.shm.status_board import board_of, figures_in
 
 #: Seconds until the line appears, and between two looks.
@@ -22,15 +21,10 @@ APPEARS_AFTER_S, EVERY_S = 0.5, 0.2
 _WIDTH = 20
 
 
-def progress_shown(
-    options: EngineOptions, coordinator: int, tasks: int
-) -> AbstractContextManager[None]:
-    """Show how many of so many tasks are done while the block runs, if the engine shall do that."""
-    show = (_notebook_cell() or _terminal_line()) if options.progress else None
-    return _NOTHING if show is None else _shown(coordinator, tasks, show)
-
-
-_NOTHING = nullcontext()
+def progress_shown(coordinator: int, tasks: int) -> AbstractContextManager[None]:
+    """Show how many of so many tasks are done while the block runs, if there is a place for it."""
+    show = _notebook_cell() or _terminal_line()
+    return nullcontext() if show is None else _shown(coordinator, tasks, show)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import numpy as np
 
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.handles import Block
-from mpgrad.engine.idle_threads import let_idle_threads_sleep
+from mpgrad.engine.blas import let_idle_threads_sleep
 from mpgrad.engine.kernel_limits import FOR_SESSION, require_descriptors, require_same_user
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session

@@ -30,16 +30,15 @@ _NO_TRACEBACK = (
 class _AnomalyMode:
     """One mode for all threads, as in PyTorch."""
 
-    __slots__ = ("check_nan", "enabled")
+    __slots__ = ("check_nan", "checks_nan", "enabled")
 
     def __init__(self) -> None:
-        self.enabled = False
-        self.check_nan = True
+        self.set(False, True)
 
-    @property
-    def checks_nan(self) -> bool:
-        """Whether the results of Nodes are searched for NaN now."""
-        return self.enabled and self.check_nan
+    def set(self, enabled: bool, check_nan: bool) -> None:
+        self.enabled, self.check_nan = enabled, check_nan
+        #: Whether the results of Nodes are searched for NaN now.
+        self.checks_nan = enabled and check_nan
 
 
 mode = _AnomalyMode()
@@ -65,13 +64,13 @@ class set_detect_anomaly:
 
     def __init__(self, mode: bool, check_nan: bool = True) -> None:
         self._before = (_current().enabled, _current().check_nan)
-        _current().enabled, _current().check_nan = bool(mode), bool(check_nan)
+        _current().set(bool(mode), bool(check_nan))
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *exc: object) -> None:
-        _current().enabled, _current().check_nan = self._before
+        _current().set(*self._before)
 
 
 class detect_anomaly:
@@ -94,10 +93,10 @@ class detect_anomaly:
 
     def __enter__(self) -> None:
         self._before = (mode.enabled, mode.check_nan)
-        mode.enabled, mode.check_nan = True, self._check_nan
+        mode.set(True, self._check_nan)
 
     def __exit__(self, *exc: object) -> None:
-        mode.enabled, mode.check_nan = self._before
+        mode.set(*self._before)
 
 
 def _current() -> _AnomalyMode:

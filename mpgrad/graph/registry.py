@@ -16,16 +16,17 @@ Parameters of a formula:
 ``grad``             the gradient of the only differentiable output
 ``grads``            the gradients of all differentiable outputs (operators with several)
 ``result``           the first forward output;  ``results``  the tuple of all
+``last_result``      the last one (indices, where the values may change later)
 an input's name      that forward input (for a variadic input: the tuple of all)
 ``a_shape``          the shape of input ``a`` (never keeps the input alive); also ``a_dtype``
                      and ``a_device`` (its name)
 an attribute's name  the keyword argument that forward got
-``index``            which of a variadic input's tensors the gradient is for
 ``needs``            a tuple of bool, one per input: which gradients are wanted (joint formulas)
 ===================  ==============================================================
 
-If the gradients of several inputs share most of their work, ``joint`` returns all of them at once
-as a tuple in the order of the inputs (None where ``needs`` is False).
+If the gradients of several inputs share most of their work, or the input is variadic, ``joint``
+returns all of them at once as a sequence in the order of the inputs (None where ``needs`` is
+False).
 
 Formulas are written as for real numbers: they apply the transpose of the Jacobian. A gradient of
 complex numbers is the conjugate Wirtinger derivative, as in PyTorch ("Autograd mechanics", section
@@ -58,14 +59,17 @@ OPERATORS: dict[str, Operator] = {}
 #: and building signatures would double the load time of the operators).
 _VARARGS = 0x04
 
-_PASSED_BY_ENGINE = frozenset({"xp", "grad", "grads", "index", "needs"})
+_PASSED_BY_ENGINE = frozenset({"xp", "grad", "grads", "needs"})
+
+#: Parameters of formulas that are outputs of forward.
+RESULTS = frozenset({"result", "results", "last_result"})
 
 
 class Source(NamedTuple):
     """The source of a formula's parameter."""
 
     name: str
-    #: "attribute", "input", "result", "results", or "shape", "dtype" or "device" of an input.
+    #: "attribute", "input", a name in ``RESULTS``, or "shape", "dtype" or "device" of an input.
     kind: str
     #: The number of the input; -1 if it is not an input.
     position: int
@@ -128,8 +132,7 @@ class Operator:
         #: Whether complex gradients are conjugated before and after. Formulas that use no values
         #: have real factors only, so that it would change nothing.
         self.conjugates = not wirtinger and any(
-            {*self.inputs, "result", "results"}.intersection(wanted)
-            for wanted in self._wants.values()
+            {*self.inputs, *RESULTS}.intersection(wanted) for wanted in self._wants.values()
         )
 
     #: Makes the function that calls an operator (set by ``dispatch``).
@@ -147,7 +150,7 @@ class Operator:
         for name in self.derivatives:
             if name not in self.inputs:
                 raise ValueError(f"operator {self.name}: a formula for {name!r}, not an input")
-        known = set(self.inputs) | set(self.attributes) | {"result", "results"}
+        known = set(self.inputs) | set(self.attributes) | RESULTS
         known |= {f"{name}_{what}" for name in self.inputs for what in ("shape", "dtype", "device")}
         for wanted in self._wants.values():
             unknown = set(wanted) - known - _PASSED_BY_ENGINE
@@ -190,7 +193,7 @@ class Operator:
     def _source(self, name: str) -> Source:
         if name in self.attributes:
             return Source(name, "attribute", -1)
-        if name in ("result", "results"):
+        if name in RESULTS:
             return Source(name, name, -1)
         if name in self.inputs:
             return Source(name, "input", self.inputs.index(name))
@@ -232,8 +235,6 @@ class Operator:
         else:
             gradients = [None] * len(needs)
             for position, formula, wanted in self._needed(tuple(needs)):
-                if self.variadic:
-                    offered["index"] = position - (len(self.inputs) - 1)
                 if position == 0 and self.in_columns is not None:
                     gradients[0] = self._in_parts(formula, wanted, xp, offered, parts)
                 else:

@@ -70,6 +70,7 @@ def command_line() -> argparse.ArgumentParser:
         help="start pdb where an exception that nobody catches was raised; a Function that fails "
         "on a worker is run again here",
     )
+    run.add_argument("--serve", action=_NoServer, nargs=0, help=argparse.SUPPRESS)
     _add_ranks(run)
     run.add_argument(
         "-m", "--module", action="store_true", help="the script is a module, as for python -m"
@@ -110,6 +111,16 @@ def _add_questions(commands: Any) -> None:
     )
     doctor.add_argument("--json", action="store_true", help="as JSON, for programs and bug reports")
     doctor.set_defaults(perform=_doctor)
+
+
+class _NoServer(argparse.Action):
+    """``--serve``: an engine serves one program."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(
+            "there is no --serve: an engine serves one program. Give each program an engine and a "
+            "share of the cores: mpgrad run --cpu-workers N script.py"
+        )
 
 
 #: What shells complete with, for shtab.
@@ -153,6 +164,11 @@ def _add_ranks(run: argparse.ArgumentParser) -> None:
         default=0,
         metavar="PORT",
         help="where rank 0 listens (default, on one host: one that is free)",
+    )
+    ranks.add_argument(
+        "--address",
+        metavar="auto|HOST:PORT",
+        help="a Ray cluster: it chooses the --nnodes hosts, where mpgrad[ray] has to be installed",
     )
 
 
@@ -203,8 +219,9 @@ def _run(options: argparse.Namespace) -> int:
         "log_dir": options.log_dir,
     }
     if options.nproc_per_node is None:
-        if options.nnodes > 1:
-            return script.refusal("--nnodes needs --nproc-per-node")
+        for name, is_given in (("nnodes", options.nnodes > 1), ("address", options.address)):
+            if is_given:
+                return script.refusal(f"--{name} needs --nproc-per-node")
         return script.launch(
             options.script,
             options.arguments,
@@ -215,6 +232,8 @@ def _run(options: argparse.Namespace) -> int:
     for name in ("profile", "pdb"):
         if getattr(options, name):
             return script.refusal(f"--{name} is for one process: leave out --nproc-per-node")
+    if options.address is not None:
+        return _run_on_ray(options)
     if options.nnodes > 1 and not (options.master_addr and options.master_port):
         return script.refusal("--nnodes needs --master-addr and --master-port, equal on all hosts")
     if options.nnodes > 1 and config.group_key_file() is None:
@@ -233,6 +252,31 @@ def _run(options: argparse.Namespace) -> int:
         options.master_port,
     )
     return launch_ranks(options.script, options.arguments, ranks, **chosen)
+
+
+def _run_on_ray(options: argparse.Namespace) -> int:
+    from mpgrad.launch import script
+
+    if options.node_rank or options.master_addr or options.master_port:
+        return script.refusal("--address leaves no choice of --node-rank and --master-addr to you")
+    try:
+        from mpgrad.launch.ray_cluster import launch_on_ray
+    except ImportError as error:
+        if error.name != "ray":
+            raise
+        return script.refusal(
+            "--address needs Ray, which is not installed: pip install mpgrad[ray]"
+        )
+    arguments = []
+    for name in ("cpu_workers", "gpus", "pin", "log_dir"):
+        value = getattr(options, name)
+        if value is not None:
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            arguments += [f"--{name.replace('_', '-')}", text]
+    arguments += [*(["-m"] if options.module else []), options.script, *options.arguments]
+    per_node: int = options.nproc_per_node
+    cpus = per_node * (options.cpu_workers or 1)
+    return launch_on_ray(options.address, arguments, options.nnodes, per_node, cpus)
 
 
 if __name__ == "__main__":

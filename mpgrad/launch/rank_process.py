@@ -1,4 +1,4 @@
-"""The process of one rank.
+"""The process of one rank, or of the ``mpgrad run`` that an agent of Ray has started.
 
 ``python -m mpgrad.launch.rank_process LAUNCHER [-m] SCRIPT ARGUMENT...``
 """
@@ -25,7 +25,7 @@ def main() -> int:
         return 1
     # `python -m` has put the working directory there, `python script.py` does not.
     del sys.path[0]
-    if config.pin() != "none":
+    if config.pin() != "none" and "LOCAL_RANK" in os.environ:
         here, beside = os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]
         os.sched_setaffinity(0, share_of(int(here), int(beside)))
     is_module = command[0] == "-m"

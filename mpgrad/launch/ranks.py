@@ -31,8 +31,8 @@ AFTER_SIGNAL_S = 30.0
 #: A line that is longer is printed in pieces.
 LINE_BYTES_MAX = 64 * 1024
 
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ranks(NamedTuple):
@@ -83,9 +83,13 @@ def launch_ranks(
     with contextlib.ExitStack() as stack:
         environment = dict(os.environ)
         if ranks.master_port == 0:
-            reserved = stack.enter_context(_reserved_port(ranks.master_address))
+            reserved = stack.enter_context(reserved_port(ranks.master_address))
             ranks = ranks._replace(master_port=reserved)
-        key = stack.enter_context(_key()) if "MPGRAD_GROUP_KEY_FILE" not in environment else None
+        key = (
+            stack.enter_context(key_file(secrets.token_bytes(32)))
+            if "MPGRAD_GROUP_KEY_FILE" not in environment
+            else None
+        )
         if key is not None:
             environment["MPGRAD_GROUP_KEY_FILE"] = f"/proc/self/fd/{key}"
         if gpus is not None:
@@ -123,7 +127,7 @@ def _rank_environment(ranks: Ranks, local_rank: int) -> Mapping[str, str]:
 
 
 @contextlib.contextmanager
-def _reserved_port(address: str) -> Iterator[int]:
+def reserved_port(address: str) -> Iterator[int]:
     """A port that nobody else is given, and that rank 0 can listen at.
 
     The socket is bound and does not listen: so another one with SO_REUSEADDR may take the port, but
@@ -137,11 +141,11 @@ def _reserved_port(address: str) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _key() -> Iterator[int]:
-    """A descriptor of memory with a new key: it has no name, and ends with its last process."""
+def key_file(key: bytes) -> Iterator[int]:
+    """A descriptor of memory with a key: it has no name, and ends with its last process."""
     descriptor = os.memfd_create("mpgrad-group-key", os.MFD_CLOEXEC)
     try:
-        os.write(descriptor, secrets.token_bytes(32))
+        os.write(descriptor, key)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -177,7 +181,7 @@ class _Launcher:
         self._next_signal: tuple[float, signal.Signals] | None = None
 
     def __enter__(self) -> _Launcher:
-        self._before = {number: signal.signal(number, self._pass_on) for number in _PASSED_ON}
+        self._before = {number: signal.signal(number, self._pass_on) for number in PASSED_ON}
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -249,13 +253,13 @@ class _Launcher:
             self._code = code if code > 0 else 128 - code
             if self._alive and self._next_signal is None:
                 others = ", ".join(str(other.number) for other in self._living())
-                _say(
+                say(
                     f"rank {rank.number} (process {rank.process.pid}) ended with {how}; ranks "
                     f"{others} have {AFTER_FAILURE_S:g} s to end"
                 )
                 self._next_signal = time.monotonic() + AFTER_FAILURE_S, signal.SIGTERM
                 return
-        _say(f"rank {rank.number} (process {rank.process.pid}) ended with {how}")
+        say(f"rank {rank.number} (process {rank.process.pid}) ended with {how}")
 
     def _kill(self, rank: _Rank) -> None:
         """End the rank's process group: itself, and what it has started and left.
@@ -276,7 +280,7 @@ class _Launcher:
         for rank in self._living():
             with contextlib.suppress(ProcessLookupError):
                 rank.process.send_signal(signal.SIGKILL if is_second else number)
-        if number in _ENDING:
+        if number in ENDING:
             self._next_signal = time.monotonic() + AFTER_SIGNAL_S, signal.SIGKILL
 
     def _seconds_left(self) -> float | None:
@@ -315,7 +319,7 @@ class _Launcher:
             self._selector.unregister(stream)
         if lines:
             head = f"[rank {rank.number}] ".encode()
-            _write(sink, b"".join(head + line + b"\n" for line in lines))
+            write(sink, b"".join(head + line + b"\n" for line in lines))
 
     def _drain(self) -> None:
         """Print what is left; nobody writes any more."""
@@ -327,7 +331,7 @@ class _Launcher:
                 self._print(key.data[0], key.fileobj, key.data[1])
 
 
-def _write(sink: IO[str], data: bytes) -> None:
+def write(sink: IO[str], data: bytes) -> None:
     """To the bytes below, where there are such: lines of ranks need not be text."""
     with contextlib.suppress(BrokenPipeError):
         if hasattr(sink, "buffer"):
@@ -338,5 +342,5 @@ def _write(sink: IO[str], data: bytes) -> None:
         sink.flush()
 
 
-def _say(text: str) -> None:
-    _write(sys.stderr, f"mpgrad run: {text}\n".encode())
+def say(text: str) -> None:
+    write(sys.stderr, f"mpgrad run: {text}\n".encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 # Layers hand out Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
-from mpgrad.base.missing_names import missing_from as _missing_from
+from mpgrad.base.lazy import attach as _attach
 from mpgrad.nn import functional, init, parallel, utils
 from mpgrad.nn.activations import (
     CELU,
@@ -191,6 +191,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "SyncBatchNorm",
     "LayerNorm",
     "GroupNorm",
     "InstanceNorm1d",
@@ -334,4 +335,5 @@ __all__ = [
     "GaussianNLLLoss",
 ]
 
-__getattr__ = _missing_from(__name__)
+# It stands on the layers above, which know who the ranks are.
+__getattr__, __dir__ = _attach(__name__, {"SyncBatchNorm": "mpgrad.distributed.sync_batch_norm"})

@@ -14,18 +14,10 @@ from mpgrad.ops.creation import empty, ones, zeros
 from mpgrad.tensors.tensor import Tensor
 
 
-class BatchNorm(Module):
-    """Ioffe and Szegedy, "Batch normalization", 2015.
+class ChannelNorm(Module):
+    """Scale, shift and running statistics of channels, for batch and instance normalisation.
 
-    Args:
-        num_features: channels.
-        eps: added to the variance.
-        momentum: weight of a batch in the running statistics; None for their plain average.
-        affine: learn a scale and a shift per channel.
-        track_running_stats: keep running statistics; else eval uses batch statistics, too.
-        device: where the parameters and statistics lie.
-        dtype: of them.
-        bias: learn the shift.
+    Args: those of ``BatchNorm``.
     """
 
     _dimensions: tuple[int, ...] = ()
@@ -68,11 +60,49 @@ class BatchNorm(Module):
             init.ones_(self.weight)
         if self.bias is not None:
             init.zeros_(self.bias)
+        self.reset_running_stats()
+
+    def reset_running_stats(self) -> None:
+        """Running statistics of mean 0 and variance 1, of no batch."""
         if self.running_mean is None or self.running_var is None:
             return
         self.running_mean.zero_()
         self.running_var.fill_(1)
         self.num_batches_tracked.zero_()  # type: ignore[union-attr]
+
+    def _check(self, input: Tensor) -> None:
+        if input.ndim not in self._dimensions:
+            expected = " or ".join(f"{n}D" for n in self._dimensions)
+            raise ValueError(f"expected {expected} input (got {input.ndim}D input)")
+        self._check_channels(input)
+
+    def _check_channels(self, input: Tensor) -> None:
+        if input.shape[1] != self.num_features:
+            raise ValueError(
+                f"{type(self).__name__}: expected {self.num_features} channels, got input of shape "
+                f"{tuple(input.shape)}"
+            )
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"bias={self.bias is not None}, track_running_stats={self.track_running_stats}"
+        )
+
+
+class BatchNorm(ChannelNorm):
+    """Ioffe and Szegedy, "Batch normalization", 2015.
+
+    Args:
+        num_features: channels.
+        eps: added to the variance.
+        momentum: weight of a batch in the running statistics; None for their plain average.
+        affine: learn a scale and a shift per channel.
+        track_running_stats: keep running statistics; else eval uses batch statistics, too.
+        device: where the parameters and statistics lie.
+        dtype: of them.
+        bias: learn the shift.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """(batch, channels, ...) -> the same.
@@ -101,25 +131,6 @@ class BatchNorm(Module):
         if self.momentum is not None:
             return self.momentum
         return 1.0 / self.num_batches_tracked.item()  # type: ignore[no-any-return]
-
-    def _check(self, input: Tensor) -> None:
-        if input.ndim not in self._dimensions:
-            expected = " or ".join(f"{n}D" for n in self._dimensions)
-            raise ValueError(f"expected {expected} input (got {input.ndim}D input)")
-        self._check_channels(input)
-
-    def _check_channels(self, input: Tensor) -> None:
-        if input.shape[1] != self.num_features:
-            raise ValueError(
-                f"{type(self).__name__}: expected {self.num_features} channels, got input of shape "
-                f"{tuple(input.shape)}"
-            )
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"bias={self.bias is not None}, track_running_stats={self.track_running_stats}"
-        )
 
 
 class BatchNorm1d(BatchNorm):

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpgrad.nn import functional as F
 from mpgrad.nn import init
-from mpgrad.nn.batch_norm import BatchNorm
+from mpgrad.nn.batch_norm import ChannelNorm
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
 from mpgrad.ops.creation import empty
@@ -74,7 +74,7 @@ class GroupNorm(Module):
         )
 
 
-class _InstanceNorm(BatchNorm):
+class _InstanceNorm(ChannelNorm):
     """Ulyanov, Vedaldi and Lempitsky, "Instance normalization", 2016.
 
     The arguments are those of batch normalisation, without scale, shift and statistics by default.

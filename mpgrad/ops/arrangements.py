@@ -108,7 +108,7 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
     if r < 0:
         raise RuntimeError(f"Expect a non-negative number, but got {r}")
     if r == 0:
-        return index_select(input, 0, beside(input, np.array([], np.int64)))
+        return beside(input, np.empty(0, input._array.dtype))
     choose: Any = itertools.combinations
     if with_replacement:
         choose = itertools.combinations_with_replacement

@@ -67,7 +67,9 @@ class MantissaAndExponent(NamedTuple):
 _frexp = operator(
     "frexp",
     lambda xp, input: xp.frexp(input),
-    input=lambda xp, grad, results: xp.divide(grad, xp.exp2(xp.astype(results[1], grad.dtype))),
+    input=lambda xp, grad, last_result: xp.divide(
+        grad, xp.exp2(xp.astype(last_result, grad.dtype))
+    ),
 )
 
 

@@ -11,6 +11,7 @@ from mpgrad.dispatch.operator_call import unrecorded
 from mpgrad.ops.promotion import (
     as_operand,
     as_tensor_operand,
+    cast,
     operands,
     refuse_complex,
     require_tensors,
@@ -64,6 +65,9 @@ def _comparison(
         a, b = as_operand(input), as_operand(other)
         if type(b) is int and isinstance(a, Tensor):
             b = wrapped(b, a._array.dtype)
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and a._array.dtype != b._array.dtype:
+            dtype = result_dtype(a, b)  # NumPy would compare what does not fit into it
+            a, b = (cast(x.detach(), dtype) for x in (a, b))
         if orders:
             refuse_complex(name, a, b)
         return unrecorded(compare, a, b)

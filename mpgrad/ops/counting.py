@@ -122,9 +122,10 @@ def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Ten
         raise RuntimeError(f"range of [{min}, {max}] is not finite")
     if min > max:
         raise RuntimeError("max must be larger than min")
-    inside = array[(array >= min) & (array <= max)]
+    low, high = array.dtype.type(min), array.dtype.type(max)  # and the width is rounded, too
+    inside = array[(array >= low) & (array <= high)]
     with np.errstate(over="ignore", invalid="ignore"):
-        places = (inside - array.dtype.type(min)) * bins / array.dtype.type(max - min)
+        places = (inside - low) * bins / (high - low)
     counts = np.bincount(np.minimum(places.astype(np.int64), bins - 1), minlength=bins)
     return beside(input, counts.astype(array.dtype))
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from mpgrad.base.device import CPU
 from mpgrad.base.dtype import COMPLEX, DEFAULTS, FLOATING, default_float
+from mpgrad.base.memory_formats import MemoryFormat, preserve_format
 from mpgrad.devices.device_arrays import on, on_host, usable
 from mpgrad.ops.device_moves import to_device
 from mpgrad.ops.promotion import cast, require_numbers, stored
@@ -157,14 +158,24 @@ def full(
 
 
 def zeros_like(
-    input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    input: Tensor,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    memory_format: MemoryFormat = preserve_format,
 ) -> Tensor:
     """Zeros of the shape, dtype and device of ``input``."""
     return full_like(input, 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def ones_like(
-    input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    input: Tensor,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    memory_format: MemoryFormat = preserve_format,
 ) -> Tensor:
     """Ones of the shape, dtype and device of ``input``."""
     return full_like(input, 1, dtype=dtype, device=device, requires_grad=requires_grad)
@@ -177,6 +188,7 @@ def full_like(
     dtype: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    memory_format: MemoryFormat = preserve_format,
 ) -> Tensor:
     """``fill_value`` everywhere, of the shape, dtype and device of ``input``."""
     return full(
@@ -189,7 +201,12 @@ def full_like(
 
 
 def empty_like(
-    input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    input: Tensor,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    memory_format: MemoryFormat = preserve_format,
 ) -> Tensor:
     """Uninitialised, of the shape, dtype and device of ``input``."""
     return empty(

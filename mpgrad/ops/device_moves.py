@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from mpgrad.base.device import Device
@@ -80,18 +81,22 @@ _scatter = operator(
 )
 
 
-def _gathered_grad(
-    xp: Any, grad: Any, tensors_shape: Any, tensors_device: Any, index: int, dim: int
-) -> Any:
-    start = sum(shape[dim] for shape in tensors_shape[:index])
-    part = _slice(xp, grad, dim, start, start + tensors_shape[index][dim])
-    return _move(part, tensors_device[index])
+def _gathered_grads(
+    xp: Any, grad: Any, tensors_shape: Any, tensors_device: Any, needs: Any, dim: int
+) -> list[Any]:
+    lengths = [shape[dim] for shape in tensors_shape]
+    return [
+        _move(_slice(xp, grad, dim, end - length, end), device) if needed else None
+        for length, end, device, needed in zip(
+            lengths, accumulate(lengths), tensors_device, needs, strict=True
+        )
+    ]
 
 
 _gather = operator(
     "gather_to_device",
     lambda xp, *tensors, device, dim: _joined(xp, tensors, device, dim),
-    tensors=_gathered_grad,
+    joint=_gathered_grads,
     on_any_devices=True,
 )
 

@@ -126,9 +126,9 @@ def _at_extremum(xp: Any, input: Any, indices: Any, dim: int, keepdim: bool) -> 
 
 
 def _at_extremum_grad(
-    xp: Any, grad: Any, results: Any, input_shape: tuple[int, ...], dim: int
+    xp: Any, grad: Any, last_result: Any, input_shape: tuple[int, ...], dim: int
 ) -> Any:
-    grad, indices = (keep(xp, x, input_shape, (dim,)) for x in (grad, results[1]))
+    grad, indices = (keep(xp, x, input_shape, (dim,)) for x in (grad, last_result))
     return xp.scatter_along_axis(grad, indices, dim, input_shape[dim])
 
 

@@ -40,8 +40,10 @@ def _with_info(
         sizes = range(1, size + 1)
         info[at] = next((n for n in sizes if fails(matrices[at][:n, :n])), 0)
     failed = beside(A, (info > 0)[..., None, None])
-    safe = where(failed, eye(size, dtype=A.dtype, device=A.device), A)
-    return where(failed, math.nan, compute(safe)), beside(A, info)
+    result = compute(where(failed, eye(size, dtype=A.dtype, device=A.device), A))
+    if result.ndim < A.ndim:  # a vector for each matrix
+        failed = beside(A, (info > 0)[..., None])
+    return where(failed, math.nan, result), beside(A, info)
 
 
 def _is_not_positive(matrix: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from mpgrad.ops.arithmetic import add, mul
-from mpgrad.ops.normalization import batch_norm, layer_norm
+from mpgrad.ops.normalization import batch_norm, layer_norm, narrow, wide
 from mpgrad.ops.reduction import mean
 from mpgrad.ops.shape import repeat, reshape
 from mpgrad.tensors.tensor import Tensor
@@ -41,11 +41,11 @@ def group_norm(
             f"shape {list(input.shape)} and num_groups={num_groups}"
         )
     members = channels // num_groups * math.prod(rest)
-    grouped = reshape(input, (batch, num_groups, members))
+    grouped = reshape(wide(input), (batch, num_groups, members))
     out = reshape(layer_norm(grouped, (members,), eps=eps), tuple(input.shape))
     shape = (channels, *(1,) * len(rest))
     out = out if weight is None else mul(out, reshape(weight, shape))
-    return out if bias is None else add(out, reshape(bias, shape))
+    return narrow(out if bias is None else add(out, reshape(bias, shape)), input)
 
 
 def instance_norm(
@@ -86,7 +86,7 @@ def instance_norm(
         None if running is None else repeat(running.detach(), batch)
         for running in (running_mean, running_var)
     )
-    rows = reshape(input, (1, batch * channels, *rest))
+    rows = reshape(wide(input), (1, batch * channels, *rest))
     out = batch_norm(rows, means, variances, None, None, True, momentum, eps)
     out = reshape(out, tuple(input.shape))
     for running, updated in ((running_mean, means), (running_var, variances)):
@@ -94,4 +94,4 @@ def instance_norm(
             running.detach().copy_(mean(reshape(updated, (batch, channels)), 0))
     shape = (channels, *(1,) * len(rest))
     out = out if weight is None else mul(out, reshape(weight, shape))
-    return out if bias is None else add(out, reshape(bias, shape))
+    return narrow(out if bias is None else add(out, reshape(bias, shape)), input)

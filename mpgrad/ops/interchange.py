@@ -6,52 +6,91 @@ The protocol is that of the Python array API standard: ``__dlpack__`` and ``__dl
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpgrad.base.device import CPU
-from mpgrad.devices.device_arrays import cuda, cuda_namespace, on
+from mpgrad.devices.device_arrays import cuda, cuda_namespace, on, usable
 from mpgrad.ops.creation import from_numpy
+from mpgrad.ops.device_moves import to_device
 from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["from_dlpack", "to_dlpack"]
 
 #: DLPack's numbers of the kinds of devices (``DLDeviceType``).
 _CPU, _CUDA = 1, 2
+#: Memory that the CPU reads as its own: also pinned, of CUDA's and ROCm's, and managed.
+_OF_HOST = (_CPU, 3, 11, 13)
 
 
-def from_dlpack(ext_tensor: Any) -> Tensor:
+class _FromCapsule(NamedTuple):
+    """What NumPy takes instead of a bare capsule."""
+
+    capsule: Any
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """NumPy refuses a capsule of other memory."""
+        return _CPU, 0
+
+
+def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Tensor:
     """A Tensor in the memory of an array or tensor of another library: each sees the other's
     changes.
 
+    In-place operators refuse a Tensor of read-only memory: that of a read-only array, and of a
+    library that cannot say that it is not (JAX, bare capsules).
+
+    Args:
+        ext_tensor: has ``__dlpack__``, or is a capsule of host memory, which is used up.
+        device: of the result; by default that of ``ext_tensor``.
+        copy: True always copies; False never does; None copies to another device only.
+
     Raises:
         TypeError: it has no ``__dlpack__``, or elements that NumPy has not (``bfloat16``).
-        BufferError: its library does not give it away (it requires grad, or is read-only).
+        BufferError: its library does not give it away (it requires grad).
         RuntimeError: it lies on a device that is neither the CPU nor a GPU of CUDA's.
+        ValueError: another ``device`` needs a copy, and ``copy`` is False.
     """
-    if not hasattr(ext_tensor, "__dlpack__"):
+    place = None if device is None else usable(device)
+    tensor = _shared(ext_tensor, copy)
+    if place is None or place == tensor.device:
+        return tensor
+    if copy is False:
+        raise ValueError(
+            f"from_dlpack(): cannot move a tensor from {tensor.device} to {place} without copying. "
+            "Set copy=None or copy=True."
+        )
+    return to_device(tensor, place)
+
+
+def _shared(source: Any, copy: bool | None) -> Tensor:
+    if type(source).__name__ == "PyCapsule":
+        if '"dltensor' not in repr(source):
+            raise RuntimeError(
+                "from_dlpack(): this capsule holds no tensor (any more): a capsule is taken once"
+            )
+        source = _FromCapsule(source)
+    if not hasattr(source, "__dlpack__"):
         raise TypeError(
             "from_dlpack(): expected an object with __dlpack__, such as a tensor of PyTorch or an "
-            f"array of JAX, CuPy or NumPy, not {type(ext_tensor).__name__}"
+            f"array of JAX, CuPy or NumPy, not {type(source).__name__}"
         )
-    kind, index = ext_tensor.__dlpack_device__()
+    kind, index = source.__dlpack_device__()
     if kind == _CUDA:
-        device = cuda(int(index))
-        with on(device):
-            return Tensor(cuda_namespace().arrays.from_dlpack(ext_tensor))
-    if kind != _CPU:
+        with on(cuda(int(index))):
+            array = cuda_namespace().arrays.from_dlpack(source)
+            return Tensor(array.copy() if copy else array)
+    if kind not in _OF_HOST:
         raise RuntimeError(f"from_dlpack(): DLPack's device {int(kind)} is neither CPU nor CUDA")
     try:
-        array = np.from_dlpack(ext_tensor)
+        array = np.from_dlpack(source, copy=False) if copy is False else np.from_dlpack(source)
     except RuntimeError as error:  # NumPy has no such elements
         raise TypeError(f"from_dlpack(): {error}") from error
-    if not array.flags.writeable:
-        raise BufferError(
-            "from_dlpack(): the memory is read-only, and writing into a Tensor would change it. "
-            "Copy it: mpgrad.tensor(numpy.from_dlpack(x))"
-        )
-    return from_numpy(array)
+    return from_numpy(array.copy() if copy else array)
 
 
 def to_dlpack(tensor: Tensor) -> Any:
@@ -62,7 +101,7 @@ def to_dlpack(tensor: Tensor) -> Any:
 def dlpack(
     self: Tensor,
     *,
-    stream: Any = None,
+    stream: int | None = None,
     max_version: tuple[int, int] | None = None,
     dl_device: tuple[int, int] | None = None,
     copy: bool | None = None,
@@ -71,21 +110,31 @@ def dlpack(
 
     Args:
         self: a tensor that does not require grad.
-        stream: of the one who takes it, on a GPU.
+        stream: of the one who takes it, on a GPU; -1 waits for nothing.
         max_version, dl_device, copy: as in the array API standard.
 
     Raises:
-        BufferError: the tensor requires grad, so that changes would escape the record.
+        BufferError: the tensor requires grad, so that changes would escape the record, or has
+            negative strides, at which PyTorch ends the process.
+        TypeError: ``stream`` is no int.
+        AssertionError: there is a ``stream``, but the tensor lies on the CPU.
     """
     if self.requires_grad:
         raise BufferError(
             "Can't export tensors that require gradient, use tensor.detach() to export the values."
         )
+    if stream is not None and type(stream) is not int:
+        raise TypeError(f"stream must be an int or None, not {type(stream).__name__}")
+    asked = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
+    options: Any = {name: value for name, value in asked.items() if value is not None}
     if self.device is not CPU:
-        return self._array.__dlpack__(stream=stream)
-    return np.asarray(self._array).__dlpack__(
-        max_version=max_version, dl_device=dl_device, copy=copy
-    )
+        return self._array.__dlpack__(stream=stream, **options)
+    if stream not in (None, -1):
+        raise AssertionError(f"stream should be None on the CPU, not {stream}")
+    array = np.asarray(self._array)
+    if not copy and any(stride < 0 for stride in array.strides):
+        raise BufferError("Can't export tensors with negative strides, use tensor.clone()")
+    return array.__dlpack__(**options)
 
 
 def dlpack_device(self: Tensor) -> tuple[int, int]:

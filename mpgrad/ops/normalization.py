@@ -12,11 +12,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from mpgrad.devices.device_arrays import on
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import Formula, operator
 from mpgrad.ops.arithmetic import add, mul, rsqrt, sub
-from mpgrad.ops.promotion import refuse_complex
+from mpgrad.ops.promotion import cast, refuse_complex
 from mpgrad.ops.shape import reshape
 from mpgrad.tensors.tensor import Tensor
 
@@ -206,11 +208,21 @@ def batch_norm(
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {input.shape}"
         )
-    out, mean, variance = call(_batch_norm, input, weight, bias, eps=eps)
+    out, mean, variance = call(_batch_norm, *map(wide, (input, weight, bias)), eps=eps)
     if values:
         _update(running_mean, mean, momentum, 1.0)
         _update(running_var, variance, momentum, values / (values - 1))
-    return out  # type: ignore[no-any-return]
+    return narrow(out, input)
+
+
+def wide(x: Any) -> Any:
+    """``x`` (a Tensor or None) in float32 if it is of float16: sums of halves have few digits."""
+    return x if x is None or x.dtype != np.float16 else cast(x, np.float32)
+
+
+def narrow(out: Tensor, input: Tensor) -> Tensor:
+    """The result of ``wide(input)``: in float16 if ``input`` is."""
+    return cast(out, np.float16) if input.dtype == np.float16 else out
 
 
 def _update(running: Tensor | None, batch: Tensor, momentum: float, scale: float) -> None:
@@ -295,4 +307,5 @@ def layer_norm(
                 f"{list(factor.shape)} and normalized_shape = {list(shape)}"
             )
     refuse_complex("layer_norm", input)
-    return call(_layer_norm, input, weight, bias, features=len(shape), eps=eps)
+    out = call(_layer_norm, *map(wide, (input, weight, bias)), features=len(shape), eps=eps)
+    return narrow(out, input)

@@ -27,10 +27,10 @@ _max_pool2d = operator(
     lambda xp, input, *, kernel, stride, padding, dilation: xp.max_pool2d(
         input, kernel=kernel, stride=stride, padding=padding, dilation=dilation
     ),
-    input=lambda xp, grad, results, input_shape, kernel, stride, padding, dilation: (
+    input=lambda xp, grad, last_result, input_shape, kernel, stride, padding, dilation: (
         xp.max_pool2d_input_grad(
             grad,
-            results[1],
+            last_result,
             input_shape=input_shape,
             kernel=kernel,
             stride=stride,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
 from mpgrad.ops.dimensions import either, one_dim, some_dims
@@ -74,6 +76,8 @@ def prod(
     tensor = as_tensor_operand(input)
     if dtype is not None:
         return cast(prod(cast(tensor, dtype), dim, keepdim, axis=axis), dtype)
+    if tensor.dtype == np.float16:  # whose products soon overflow, also those of the gradient
+        return cast(prod(cast(tensor, np.float32), dim, keepdim, axis=axis), np.float16)
     return call(_prod, tensor, dim=some_dims(dim, axis, tensor.ndim), keepdim=keepdim)
 
 

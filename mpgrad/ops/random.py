@@ -9,6 +9,7 @@ import numpy as np
 
 from mpgrad.backends.array_program import value_check
 from mpgrad.base.dtype import default_float
+from mpgrad.base.memory_formats import MemoryFormat, preserve_format
 from mpgrad.devices.device_arrays import moved, moved_beside, on_host, on_its_device, usable
 from mpgrad.dispatch.operator_call import call
 from mpgrad.ops.creation import shape_from
@@ -299,7 +300,12 @@ def randn(
 
 @takes_generator
 def rand_like(
-    input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    input: Tensor,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    memory_format: MemoryFormat = preserve_format,
 ) -> Tensor:
     """Uniform on [0, 1), of the shape, dtype and device of ``input``."""
     place = input.device if device is None else device
@@ -308,7 +314,12 @@ def rand_like(
 
 @takes_generator
 def randn_like(
-    input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    input: Tensor,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    memory_format: MemoryFormat = preserve_format,
 ) -> Tensor:
     """Standard normal, of the shape, dtype and device of ``input``."""
     place = input.device if device is None else device
@@ -346,6 +357,7 @@ def randint_like(
     dtype: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    memory_format: MemoryFormat = preserve_format,
 ) -> Tensor:
     """Integers from [``low``, ``high``), of the shape, dtype and device of ``input``."""
     low, high = (0, low) if high is None else (low, high)

@@ -23,23 +23,34 @@ def _last(xp: Any, x: Any, dim: int) -> Any:
 
 
 def _together(xp: Any, a: Any, b: Any) -> Any:
-    """``log(exp(a) + exp(b))``."""
-    if a.dtype.kind != "c":
-        return xp.logaddexp(a, b)
-    first = xp.greater_equal(xp.real(a), xp.real(b))
-    larger, smaller = xp.where(first, a, b), xp.where(first, b, a)
+    """``log(exp(a) + exp(b))`` of complex numbers, beside the one of larger real part."""
+    less = xp.less(xp.real(a), xp.real(b))
+    smaller, larger = xp.where(less, a, b), xp.where(less, b, a)
     return xp.add(larger, xp.log(xp.add(1.0, xp.exp(_difference(xp, smaller, larger)))))
 
 
 def _running(xp: Any, input: Any, *, dim: int) -> Any:
-    """In log2(n) steps (Hillis and Steele, "Data parallel algorithms", 1986)."""
     found = _last(xp, input, dim)
-    length, step = found.shape[-1], 1
+    steps = _one_by_one if input.dtype.kind == "c" else _doubling
+    return xp.copy(_last(xp, steps(xp, found), dim))
+
+
+def _doubling(xp: Any, x: Any) -> Any:
+    """In log2(n) steps (Hillis and Steele, "Data parallel algorithms", 1986)."""
+    length, step = x.shape[-1], 1
     while step < length:
-        joined = _together(xp, part(xp, found, step, None), part(xp, found, 0, length - step))
-        found = xp.concatenate([part(xp, found, 0, step), joined], -1)
+        joined = xp.logaddexp(part(xp, x, step, None), part(xp, x, 0, length - step))
+        x = xp.concatenate([part(xp, x, 0, step), joined], -1)
         step *= 2
-    return xp.copy(_last(xp, found, dim))
+    return x
+
+
+def _one_by_one(xp: Any, x: Any) -> Any:
+    """In PyTorch's order, because the sheet of each logarithm depends on it."""
+    found = [part(xp, x, 0, 1)]
+    for n in range(1, x.shape[-1]):
+        found.append(_together(xp, part(xp, x, n, n + 1), found[-1]))
+    return xp.concatenate(found, -1)
 
 
 def _running_grad(xp: Any, grad: Any, input: Any, result: Any, dim: int) -> Any:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from mpgrad.ops.activation import softmax
 from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.comparison import logical_and, logical_not
 from mpgrad.ops.creation import ones
 from mpgrad.ops.dropout import dropout
 from mpgrad.ops.linalg import matmul
+from mpgrad.ops.promotion import cast
 from mpgrad.ops.selection import repeat_interleave, triu
 from mpgrad.ops.shape import transpose
 from mpgrad.tensors.tensor import Tensor
@@ -53,8 +56,12 @@ def scaled_dot_product_attention(
             repeat_interleave(x, query.shape[-3] // x.shape[-3], -3) for x in (key, value)
         )
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    half = query.dtype == key.dtype == value.dtype == np.float16
+    if half:  # rounded once, at the end
+        query, key, value = (cast(x, np.float32) for x in (query, key, value))
     scores = matmul(mul(query, scale), transpose(key, -2, -1))
-    return matmul(dropout(shares(scores, attn_mask, is_causal), dropout_p), value)
+    found = matmul(dropout(shares(scores, attn_mask, is_causal), dropout_p), value)
+    return cast(found, np.float16) if half else found
 
 
 def shares(scores: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:

@@ -187,12 +187,16 @@ def repeat_interleave(
             raise NotImplementedError(f"repeat_interleave is not implemented for {input.dtype}")
         if input.ndim != 1:
             raise RuntimeError("repeat_interleave(): repeats must be a vector")
-        count = Tensor(np.arange(input._array.size))
+        count = Tensor(np.arange(input._array.size, dtype=input.dtype))
         return repeat_interleave(count, input, 0, output_size=output_size)
     if dim is None:
         return repeat_interleave(reshape(input, -1), repeats, 0, output_size=output_size)
     if isinstance(repeats, str):
         raise TypeError("repeat_interleave(): argument 'repeats' must be int or Tensor, not str")
+    if isinstance(repeats, Tensor) and repeats.ndim > 1:
+        raise RuntimeError("repeat_interleave(): repeats must be 0-dim or 1-dim tensor")
+    if isinstance(repeats, Tensor) and repeats.dtype not in (np.int32, np.int64):
+        raise NotImplementedError(f"repeat_interleave is not implemented for {repeats.dtype}")
     counts = on_host(repeats._array) if isinstance(repeats, Tensor) else repeats
     dim = one_dim(dim, input.ndim)
     if np.min(counts, initial=0) < 0:

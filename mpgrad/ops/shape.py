@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator as python_operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -303,13 +304,26 @@ def contiguous(input: Tensor, *, memory_format: MemoryFormat = contiguous_format
 # ------------------------------------------------------------------------ joining
 
 
-def _cat_grad(xp: Any, grad: Any, tensors_shape: Any, index: int, dim: int) -> Any:
-    start = sum(shape[dim] for shape in tensors_shape[:index])
-    stop = start + tensors_shape[index][dim]
-    return xp.getitem(grad, (slice(None),) * dim + (slice(start, stop),), ())
+def _cat_grads(xp: Any, grad: Any, tensors_shape: Any, needs: Any, dim: int) -> list[Any]:
+    lengths = [shape[dim] for shape in tensors_shape]
+    keys = [
+        slice(end - length, end) for length, end in zip(lengths, accumulate(lengths), strict=True)
+    ]
+    return _taken_apart(xp, grad, keys, needs, dim)
 
 
-_cat = operator("cat", lambda xp, *tensors, dim: xp.concatenate(tensors, dim), tensors=_cat_grad)
+def _taken_apart(
+    xp: Any, grad: Any, keys: Iterable[slice | int], needs: Sequence[bool], dim: int
+) -> list[Any]:
+    """Of what was joined along ``dim`` the gradient of each part, None where not needed."""
+    before = (slice(None),) * dim
+    return [
+        xp.getitem(grad, (*before, key)) if needed else None
+        for key, needed in zip(keys, needs, strict=True)
+    ]
+
+
+_cat = operator("cat", lambda xp, *tensors, dim: xp.concatenate(tensors, dim), joint=_cat_grads)
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
@@ -338,7 +352,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> 
 _stack = operator(
     "stack",
     lambda xp, *tensors, dim: xp.stack(tensors, dim),
-    tensors=lambda xp, grad, index, dim: xp.getitem(grad, (slice(None),) * dim + (index,), ()),
+    joint=lambda xp, grad, needs, dim: _taken_apart(xp, grad, range(len(needs)), needs, dim),
 )
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from mpgrad.dispatch.operator_call import call, unrecorded
 from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import mul, sub
-from mpgrad.ops.choices import larger, smaller, where
-from mpgrad.ops.comparison import eq, isnan, logical_or
+from mpgrad.ops.choices import where
+from mpgrad.ops.comparison import eq, ge, isnan, le, logical_or
 from mpgrad.ops.creation import ones_like
 from mpgrad.ops.linalg import added, bmm, mv, outer
 from mpgrad.ops.promotion import (
@@ -106,25 +106,25 @@ def copysign(input: Any, other: Any) -> Tensor:
 
 
 def fmax(input: Tensor, other: Tensor) -> Tensor:
-    """The larger element; if one is NaN, the other.
+    """The larger element; if one is NaN, the other. Of equal ones ``input`` gets the gradient.
 
     Raises:
         TypeError: one is no tensor.
     """
     require_tensors("fmax", input=input, other=other)
     a, b = real_tensors("fmax", input, other)
-    return where(isnan(b), a, where(isnan(a), b, larger(a, b)))  # type: ignore[no-any-return]
+    return where(logical_or(ge(a, b), isnan(b)), a, b)  # type: ignore[no-any-return]
 
 
 def fmin(input: Tensor, other: Tensor) -> Tensor:
-    """The smaller element; if one is NaN, the other.
+    """The smaller element; if one is NaN, the other. Of equal ones ``input`` gets the gradient.
 
     Raises:
         TypeError: one is no tensor.
     """
     require_tensors("fmin", input=input, other=other)
     a, b = real_tensors("fmin", input, other)
-    return where(isnan(b), a, where(isnan(a), b, smaller(a, b)))  # type: ignore[no-any-return]
+    return where(logical_or(le(a, b), isnan(b)), a, b)  # type: ignore[no-any-return]
 
 
 def heaviside(input: Tensor, values: Tensor) -> Tensor:

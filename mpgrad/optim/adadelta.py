@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from mpgrad.optim.elementwise import ElementwiseOptimizer
-from mpgrad.optim.optimizer import ParamGroup
+from mpgrad.optim.optimizer import Implementation, ParamGroup
 from mpgrad.optim.scratch import Array
 from mpgrad.tensors.tensor import Tensor
 
@@ -32,6 +32,7 @@ class Adadelta(ElementwiseOptimizer):
         eps: added below both roots.
         weight_decay: L2 penalty.
         maximize: go up instead of down.
+        implementation: only there for PyTorch's callers.
 
     Raises:
         ValueError: an option is out of range.
@@ -46,6 +47,7 @@ class Adadelta(ElementwiseOptimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
+        **implementation: Unpack[Implementation],
     ) -> None:
         options = {
             "lr": lr,
@@ -54,7 +56,7 @@ class Adadelta(ElementwiseOptimizer):
             "weight_decay": weight_decay,
             "maximize": maximize,
         }
-        super().__init__(params, options)
+        super().__init__(params, options, **implementation)
 
     def _check_options(self, group: ParamGroup) -> None:
         super()._check_options(group)

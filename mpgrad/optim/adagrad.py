@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
 from mpgrad.optim.elementwise import ElementwiseOptimizer
-from mpgrad.optim.optimizer import ParamGroup
+from mpgrad.optim.optimizer import Implementation, ParamGroup
 from mpgrad.optim.scratch import Array
 from mpgrad.tensors.tensor import Tensor
 
@@ -31,6 +31,7 @@ class Adagrad(ElementwiseOptimizer):
         initial_accumulator_value: the sum at first.
         eps: added to the denominator.
         maximize: go up instead of down.
+        implementation: only there for PyTorch's callers.
 
     Raises:
         ValueError: an option is out of range.
@@ -54,6 +55,7 @@ class Adagrad(ElementwiseOptimizer):
         eps: float = 1e-10,
         *,
         maximize: bool = False,
+        **implementation: Unpack[Implementation],
     ) -> None:
         options = {
             "lr": lr,
@@ -63,7 +65,7 @@ class Adagrad(ElementwiseOptimizer):
             "eps": eps,
             "maximize": maximize,
         }
-        super().__init__(params, options)
+        super().__init__(params, options, **implementation)
         for group in self.param_groups:
             for parameter in group["params"]:
                 self._kept(parameter, group)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from mpgrad.optim.elementwise import ElementwiseOptimizer
-from mpgrad.optim.optimizer import ParamGroup
+from mpgrad.optim.optimizer import Implementation, ParamGroup
 from mpgrad.optim.scratch import Array
 from mpgrad.tensors.tensor import Tensor
 
@@ -33,6 +33,7 @@ class Adam(ElementwiseOptimizer):
         weight_decay: L2 penalty.
         amsgrad: let the denominator never become smaller.
         maximize: go up instead of down.
+        implementation: only there for PyTorch's callers.
 
     Raises:
         ValueError: an option is out of range.
@@ -48,6 +49,7 @@ class Adam(ElementwiseOptimizer):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
+        **implementation: Unpack[Implementation],
     ) -> None:
         options = {
             "lr": lr,
@@ -57,7 +59,7 @@ class Adam(ElementwiseOptimizer):
             "amsgrad": amsgrad,
             "maximize": maximize,
         }
-        super().__init__(params, options)
+        super().__init__(params, options, **implementation)
 
     def _initial(self, group: ParamGroup) -> dict[str, float]:
         names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * group["amsgrad"]
@@ -104,5 +106,7 @@ class AdamW(Adam):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
+        **implementation: Unpack[Implementation],
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
+        options = (lr, betas, eps, weight_decay, amsgrad)
+        super().__init__(params, *options, maximize=maximize, **implementation)

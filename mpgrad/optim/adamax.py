@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from mpgrad.optim.elementwise import ElementwiseOptimizer
-from mpgrad.optim.optimizer import ParamGroup
+from mpgrad.optim.optimizer import Implementation, ParamGroup
 from mpgrad.optim.scratch import Array
 from mpgrad.tensors.tensor import Tensor
 
@@ -31,6 +31,7 @@ class Adamax(ElementwiseOptimizer):
         eps: added to the gradient's size.
         weight_decay: L2 penalty.
         maximize: go up instead of down.
+        implementation: only there for PyTorch's callers.
 
     Raises:
         ValueError: an option is out of range.
@@ -45,6 +46,7 @@ class Adamax(ElementwiseOptimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
+        **implementation: Unpack[Implementation],
     ) -> None:
         options = {
             "lr": lr,
@@ -53,7 +55,7 @@ class Adamax(ElementwiseOptimizer):
             "weight_decay": weight_decay,
             "maximize": maximize,
         }
-        super().__init__(params, options)
+        super().__init__(params, options, **implementation)
 
     def _initial(self, group: ParamGroup) -> dict[str, float]:
         return {"exp_avg": 0.0, "exp_inf": 0.0}

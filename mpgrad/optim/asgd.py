@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
 from mpgrad.optim.elementwise import ElementwiseOptimizer
-from mpgrad.optim.optimizer import ParamGroup
+from mpgrad.optim.optimizer import Implementation, ParamGroup
 from mpgrad.optim.scratch import Array
 from mpgrad.tensors.tensor import Tensor
 
@@ -35,6 +35,7 @@ class ASGD(ElementwiseOptimizer):
         t0: step from which on there is an average.
         weight_decay: L2 penalty.
         maximize: go up instead of down.
+        implementation: only there for PyTorch's callers.
 
     Raises:
         ValueError: an option is out of range.
@@ -52,6 +53,7 @@ class ASGD(ElementwiseOptimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
+        **implementation: Unpack[Implementation],
     ) -> None:
         options = {
             "lr": lr,
@@ -61,7 +63,7 @@ class ASGD(ElementwiseOptimizer):
             "weight_decay": weight_decay,
             "maximize": maximize,
         }
-        super().__init__(params, options)
+        super().__init__(params, options, **implementation)
 
     def _initial(self, group: ParamGroup) -> dict[str, float]:
         return {"ax": 0.0}

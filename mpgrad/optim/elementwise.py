@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
 from mpgrad.devices.device_arrays import copied
-from mpgrad.optim.optimizer import Optimizer, ParamGroup
+from mpgrad.optim.optimizer import Implementation, Optimizer, ParamGroup
 from mpgrad.optim.scratch import Array, Scratch, parts_of
 from mpgrad.tensors.tensor import Tensor
 
@@ -32,10 +32,13 @@ class ElementwiseOptimizer(Optimizer):
     _is_decoupled = False
 
     def __init__(
-        self, params: Iterable[Tensor] | Iterable[ParamGroup], options: dict[str, Any]
+        self,
+        params: Iterable[Tensor] | Iterable[ParamGroup],
+        options: dict[str, Any],
+        **implementation: Unpack[Implementation],
     ) -> None:
         self._scratch = Scratch()
-        super().__init__(params, options)
+        super().__init__(params, options, **implementation)
 
     def _check_options(self, group: ParamGroup) -> None:
         words = {"lr": "learning rate", "eps": "epsilon value"}

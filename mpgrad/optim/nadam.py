@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
 from mpgrad.optim.elementwise import ElementwiseOptimizer
-from mpgrad.optim.optimizer import ParamGroup
+from mpgrad.optim.optimizer import Implementation, ParamGroup
 from mpgrad.optim.scratch import Array
 from mpgrad.tensors.tensor import Tensor
 
@@ -36,6 +36,7 @@ class NAdam(ElementwiseOptimizer):
         momentum_decay: how fast the momentum rises to ``beta1``.
         decoupled_weight_decay: let the penalty shrink the parameter itself, as in ``AdamW``.
         maximize: go up instead of down.
+        implementation: only there for PyTorch's callers.
 
     Raises:
         ValueError: an option is out of range.
@@ -54,6 +55,7 @@ class NAdam(ElementwiseOptimizer):
         decoupled_weight_decay: bool = False,
         *,
         maximize: bool = False,
+        **implementation: Unpack[Implementation],
     ) -> None:
         options = {
             "lr": lr,
@@ -64,7 +66,7 @@ class NAdam(ElementwiseOptimizer):
             "decoupled_weight_decay": decoupled_weight_decay,
             "maximize": maximize,
         }
-        super().__init__(params, options)
+        super().__init__(params, options, **implementation)
 
     def _initial(self, group: ParamGroup) -> dict[str, float]:
         return {"exp_avg": 0.0, "exp_avg_sq": 0.0}

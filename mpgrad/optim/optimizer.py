@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from mpgrad.autograd.profiling.ranges import ANNOTATION, span
 from mpgrad.backends.array_program import TRACING
@@ -16,6 +17,18 @@ from mpgrad.tensors.tensor import Tensor
 ParamGroup = dict[str, Any]
 
 
+class Implementation(TypedDict, total=False):
+    """Arguments by which PyTorch's optimizers choose among implementations of the same formulas.
+
+    There is one here, so they change nothing; ``differentiable`` must be False.
+    """
+
+    foreach: bool | None
+    fused: bool | None
+    capturable: bool
+    differentiable: bool
+
+
 class Optimizer:
     """Base class of optimizers.
 
@@ -23,13 +36,15 @@ class Optimizer:
         params: Tensors, or pairs of a name and a Tensor (``named_parameters()``), or dicts that
             hold such "params" and options of their own.
         defaults: options of groups that do not set them.
+        implementation: only there for PyTorch's callers.
 
     Attributes:
         param_groups: dicts with "params" and all options; options may be changed between steps.
-        state: the optimizer's state by parameter.
+        state: the optimizer's state by parameter; empty for a parameter that has none yet.
 
     Raises:
-        TypeError: a parameter is not a Tensor.
+        TypeError: a parameter is not a Tensor, or an argument unknown.
+        NotImplementedError: steps are to be differentiable.
         ValueError: there is no parameter, one is not a leaf, or one occurs twice.
     """
 
@@ -37,11 +52,15 @@ class Optimizer:
     _opt_called = False
 
     def __init__(
-        self, params: Iterable[Tensor] | Iterable[ParamGroup], defaults: dict[str, Any]
+        self,
+        params: Iterable[Tensor] | Iterable[ParamGroup],
+        defaults: dict[str, Any],
+        **implementation: Unpack[Implementation],
     ) -> None:
+        self._check_implementation(implementation)
         self.defaults = defaults
         self.param_groups: list[ParamGroup] = []
-        self.state: dict[Tensor, dict[str, Any]] = {}
+        self.state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
         if isinstance(params, Tensor):
             raise TypeError(
                 "params argument given to the optimizer should be an iterable of Tensors or dicts, "
@@ -52,6 +71,17 @@ class Optimizer:
             raise ValueError("optimizer got an empty parameter list")
         for group in given if isinstance(given[0], dict) else [{"params": given}]:
             self.add_param_group(group)  # type: ignore[arg-type]
+
+    def _check_implementation(self, implementation: Implementation) -> None:
+        for name in implementation:
+            if name not in Implementation.__annotations__:
+                kind = type(self).__name__
+                raise TypeError(f"{kind}.__init__() got an unexpected keyword argument {name!r}")
+        if implementation.get("differentiable"):
+            raise NotImplementedError(
+                "differentiable=True: steps change parameters in place, without a history; write "
+                "them as operations on Tensors, with mpgrad.autograd.grad(..., create_graph=True)"
+            )
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a dict of "params" and the options in which it differs from the defaults."""
@@ -166,10 +196,9 @@ class Optimizer:
             )
         names = [name for group in groups for name in group["params"]]
         parameter_of = dict(zip(names, self._numbered(), strict=True))
-        self.state = {
-            parameter_of[name]: _beside(parameter_of[name], kept)
-            for name, kept in state_dict["state"].items()
-        }
+        self.state = defaultdict(dict)
+        for name, kept in state_dict["state"].items():
+            self.state[parameter_of[name]] = _beside(parameter_of[name], kept)
         for group, loaded in zip(self.param_groups, groups, strict=True):
             group.update(
                 {name: value for name, value in copy.deepcopy(loaded).items() if name != "params"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from mpgrad.optim.elementwise import ElementwiseOptimizer
-from mpgrad.optim.optimizer import ParamGroup
+from mpgrad.optim.optimizer import Implementation, ParamGroup
 from mpgrad.optim.scratch import Array
 from mpgrad.tensors.tensor import Tensor
 
@@ -37,6 +37,7 @@ class RAdam(ElementwiseOptimizer):
         weight_decay: L2 penalty.
         decoupled_weight_decay: let the penalty shrink the parameter itself, as in ``AdamW``.
         maximize: go up instead of down.
+        implementation: only there for PyTorch's callers.
 
     Raises:
         ValueError: an option is out of range.
@@ -52,6 +53,7 @@ class RAdam(ElementwiseOptimizer):
         decoupled_weight_decay: bool = False,
         *,
         maximize: bool = False,
+        **implementation: Unpack[Implementation],
     ) -> None:
         options = {
             "lr": lr,
@@ -61,7 +63,7 @@ class RAdam(ElementwiseOptimizer):
             "decoupled_weight_decay": decoupled_weight_decay,
             "maximize": maximize,
         }
-        super().__init__(params, options)
+        super().__init__(params, options, **implementation)
 
     def _initial(self, group: ParamGroup) -> dict[str, float]:
         return {"exp_avg": 0.0, "exp_avg_sq": 0.0}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
 from mpgrad.optim.elementwise import ElementwiseOptimizer
-from mpgrad.optim.optimizer import ParamGroup
+from mpgrad.optim.optimizer import Implementation, ParamGroup
 from mpgrad.optim.scratch import Array
 from mpgrad.tensors.tensor import Tensor
 
@@ -35,6 +35,7 @@ class RMSprop(ElementwiseOptimizer):
         momentum: how much of the previous steps each step keeps.
         centered: divide by the standard deviation.
         maximize: go up instead of down.
+        implementation: only there for PyTorch's callers.
 
     Raises:
         ValueError: an option is out of range.
@@ -53,6 +54,7 @@ class RMSprop(ElementwiseOptimizer):
         centered: bool = False,
         *,
         maximize: bool = False,
+        **implementation: Unpack[Implementation],
     ) -> None:
         options = {
             "lr": lr,
@@ -63,7 +65,7 @@ class RMSprop(ElementwiseOptimizer):
             "centered": centered,
             "maximize": maximize,
         }
-        super().__init__(params, options)
+        super().__init__(params, options, **implementation)
 
     def _initial(self, group: ParamGroup) -> dict[str, float]:
         names = ["square_avg"] + ["momentum_buffer"] * (group["momentum"] > 0)

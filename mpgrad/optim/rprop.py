@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
 from mpgrad.optim.elementwise import ElementwiseOptimizer
-from mpgrad.optim.optimizer import ParamGroup
+from mpgrad.optim.optimizer import Implementation, ParamGroup
 from mpgrad.optim.scratch import Array
 from mpgrad.tensors.tensor import Tensor
 
@@ -30,6 +30,7 @@ class Rprop(ElementwiseOptimizer):
         etas: factors that shrink and grow the step.
         step_sizes: the smallest and the largest step.
         maximize: go up instead of down.
+        implementation: only there for PyTorch's callers.
 
     Raises:
         ValueError: an option is out of range.
@@ -45,6 +46,7 @@ class Rprop(ElementwiseOptimizer):
         step_sizes: tuple[float, float] = (1e-6, 50),
         *,
         maximize: bool = False,
+        **implementation: Unpack[Implementation],
     ) -> None:
         options = {
             "lr": lr,
@@ -52,7 +54,7 @@ class Rprop(ElementwiseOptimizer):
             "step_sizes": step_sizes,
             "maximize": maximize,
         }
-        super().__init__(params, options)
+        super().__init__(params, options, **implementation)
 
     def _check_options(self, group: ParamGroup) -> None:
         super()._check_options(group)

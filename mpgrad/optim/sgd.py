@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Unpack
 
 import numpy as np
 
 from mpgrad.devices.device_arrays import copied
-from mpgrad.optim.optimizer import Optimizer, ParamGroup
+from mpgrad.optim.optimizer import Implementation, Optimizer, ParamGroup
 from mpgrad.optim.scratch import Array, Scratch
 from mpgrad.tensors.tensor import Tensor
 
@@ -32,6 +33,7 @@ class SGD(Optimizer):
         weight_decay: L2 penalty.
         nesterov: look ahead along the momentum.
         maximize: go up instead of down.
+        implementation: only there for PyTorch's callers.
 
     Raises:
         ValueError: an option is out of range, or nesterov without momentum or with dampening.
@@ -47,6 +49,7 @@ class SGD(Optimizer):
         nesterov: bool = False,
         *,
         maximize: bool = False,
+        **implementation: Unpack[Implementation],
     ) -> None:
         self._scratch = Scratch()
         options = {
@@ -57,7 +60,7 @@ class SGD(Optimizer):
             "nesterov": nesterov,
             "maximize": maximize,
         }
-        super().__init__(params, options)
+        super().__init__(params, options, **implementation)
 
     def _check_options(self, group: ParamGroup) -> None:
         for name, words in (

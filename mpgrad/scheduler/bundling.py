@@ -53,10 +53,12 @@ def bundle(spec: GraphSpec, grouping: Grouping) -> tuple[list[int], list[list[in
 def bundle_limit_us(chain_us: float, workers: int, worth_us: float) -> float:
     """The longest time of a bundle, given that of a chain (``chain_us``).
 
-    With more than two workers, a long bundle leaves too many of them idle at the end.
+    Bundles of a level cost about the same, so two workers finish at about the same time. With more
+    of them, a long bundle leaves too many idle at the end.
     """
-    limit_us = tuning.BUNDLE_CHAINS * chain_us if workers <= 2 else chain_us
-    return min(max(limit_us, tuning.WORTH_MESSAGES * worth_us), tuning.TASK_MAX_US)
+    if workers <= 2:
+        return tuning.TASK_MAX_US
+    return min(max(chain_us, tuning.WORTH_MESSAGES * worth_us), tuning.TASK_MAX_US)
 
 
 class _Bundling:

@@ -115,7 +115,7 @@ class CoordinatorState:
             raise ProtocolError(f"{event.peer} submitted graph {event.graph} twice")
         if not 0 <= event.capture_count <= CAPTURES_MAX:
             raise ProtocolError(f"{event.peer} wants {event.capture_count} results")
-        if any(is_counted(ref) for *_, ref in event.seeds):
+        if [1 for seed in event.seeds if is_counted(seed[3])]:
             raise ProtocolError(f"{event.peer} seeds a graph with a block that is not its own")
         graph = self.tables.add_graph(event.peer, event.graph, event.depth, event.capture_count)
         self._dispatcher.enqueue(graph, graph.extend(event.tasks, event.is_whole, event.done))

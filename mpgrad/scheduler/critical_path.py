@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpgrad.scheduler.plan_tables import OutputSpec
-from mpgrad.scheduler.wide_sums import Piece, piece_us
+from mpgrad.scheduler.sum_places import Piece, piece_us
 
 
 class Paths(NamedTuple):

@@ -190,13 +190,13 @@ class Grouping:
         nothing_waits = self._waiting[home] == len(self.producers[index])
         if nothing_waits or (index in self._goes_on and node.cost_us >= self.message_us):
             is_spine = node.passes or self._passes[home]
-            limit_us = tuning.CHAIN_MAX_US if is_spine else self.chain_limit_us[node.device]
+            limit_us = tuning.TASK_MAX_US if is_spine else self.chain_limit_us[node.device]
             # Do not cut off a piece that costs less than one message.
             is_piece = self.total_us[home] >= self._worth_us
             if not is_piece or self.total_us[home] + node.cost_us <= limit_us:
                 return home
         if index in self._trunk and self.producers[index][0] == self._tip[home]:
-            return home if self.total_us[home] + node.cost_us <= tuning.CHAIN_MAX_US else -1
+            return home if self.total_us[home] + node.cost_us <= tuning.TASK_MAX_US else -1
         if self._branch_us[index] >= self.message_us:
             return -1
         joined_us = self._joined_us[home] + self._branch_us[index]

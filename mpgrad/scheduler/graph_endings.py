@@ -77,7 +77,7 @@ class GraphEndings:
                 graph.owner,
                 graph.name,
                 tuple(graph.captures),
-                tuple(self._leases.is_exclusive(ref) for ref in graph.captures),
+                tuple([self._leases.is_exclusive(ref) for ref in graph.captures]),
                 tuple(graph.ran),
             )
         )

@@ -9,13 +9,13 @@ After an error the graph goes on until every task before it in the serial order 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from mpgrad.base.handles import GradientRef
+from mpgrad.base.handles import Block, GradientRef
 from mpgrad.errors import InvariantViolated, ProtocolError
-from mpgrad.scheduler.input_buffer import InputBuffer
 from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec
 
 
@@ -46,6 +46,57 @@ TRANSITIONS = {
 class GraphPhase(Enum):
     RUNNING = "running"
     DRAINING = "draining"
+
+
+class Place(IntEnum):
+    """A place whose contribution has not arrived (None is an undefined gradient)."""
+
+    MISSING = 0
+
+
+MISSING = Place.MISSING
+
+
+@dataclass(slots=True)
+class InputBuffer:
+    """The contributions to one NodeTask's inputs, each in its fixed place.
+
+    The coordinator keeps references only; the worker that runs the task adds them from left to
+    right. The places give the order, not the arrival, so the sum has the same bits every time.
+    """
+
+    #: One list of places per input slot.
+    slots: list[list[GradientRef | Place]]
+
+    @classmethod
+    def empty(cls, places: tuple[int, ...]) -> InputBuffer:
+        """A buffer whose slots have this many places, all empty."""
+        return cls([[MISSING] * count for count in places])
+
+    def fill(self, slot: int, place: int, ref: GradientRef) -> None:
+        """Put a contribution in its place; each place is filled once."""
+        if self.slots[slot][place] is not MISSING:
+            raise InvariantViolated(f"place {place} of input {slot} is filled twice")
+        self.slots[slot][place] = ref
+
+    def inputs(self) -> tuple[tuple[GradientRef, ...], ...]:
+        """All contributions in order without the undefined ones; every place must be filled."""
+        for slot in self.slots:
+            if MISSING in slot:
+                raise InvariantViolated("an InputBuffer was read before it was complete")
+        return tuple(
+            [
+                tuple([ref for ref in slot if ref is not None])  # type: ignore[misc]
+                for slot in self.slots
+            ]
+        )
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block that the buffer holds, once per place that it fills."""
+        for slot in self.slots:
+            for ref in slot:
+                if isinstance(ref, Block):
+                    yield ref
 
 
 @dataclass
@@ -126,33 +177,35 @@ class GraphTask:
         if task == CAPTURE:
             self.captures[slot] = ref
             return False
-        if self._is_early(task, slot, place, ref):
-            return False
-        if task not in self.buffers:
-            self.buffers[task] = InputBuffer.empty(self.specs[task].places)
-        self.buffers[task].fill(slot, place, ref)
-        return self.unlock(task)
+        if task >= len(self.specs):
+            return self._comes_early(task, slot, place, ref)
+        buffer = self.buffers.get(task)
+        if buffer is None:
+            buffer = self.buffers[task] = InputBuffer.empty(self.specs[task].places)
+        buffer.fill(slot, place, ref)
+        return self._count_down(task)
 
     def unlock(self, task: int) -> bool:
         """Remove one dependency; True if that makes the task ready."""
-        if self._is_early(task, -1, -1, None):
-            return False
-        self.dependencies[task] -= 1
-        if self.dependencies[task] < 0:
-            raise InvariantViolated(f"task {task} got more contributions than its dependencies")
-        if self.dependencies[task] == 0:
-            self._apply(task, "inputs complete")
-            return True
-        return False
+        if task >= len(self.specs):
+            return self._comes_early(task, -1, -1, None)
+        return self._count_down(task)
 
-    def _is_early(self, task: int, slot: int, place: int, ref: GradientRef) -> bool:
-        """Keep an arrival for later if its task's tables have not come yet."""
-        if task < len(self.specs):
+    def _count_down(self, task: int) -> bool:
+        self.dependencies[task] = left = self.dependencies[task] - 1
+        if left > 0:
             return False
+        if left < 0:
+            raise InvariantViolated(f"task {task} got more contributions than its dependencies")
+        self._apply(task, "inputs complete")
+        return True
+
+    def _comes_early(self, task: int, slot: int, place: int, ref: GradientRef) -> bool:
+        """Keep an arrival for later: its task's tables have not come yet. It makes none ready."""
         if self.is_whole:
             raise ProtocolError(f"graph {self.name} has no task {task}")
         self.early.append((task, slot, place, ref))
-        return True
+        return False
 
     def dispatch(self, task: int) -> int:
         """Give the task to a worker; return the number of this attempt."""

@@ -1,7 +1,7 @@
 """plan(): turn a GraphSpec into NodeTasks, the units of dispatch, and connect them.
 
-``fusion`` and ``bundling`` decide which Nodes share a task, ``sum_places`` gives every contribution
-its place, ``wide_sums`` decides which sums are taken in pieces.
+``fusion`` and ``bundling`` decide which Nodes share a task. ``sum_places`` gives every contribution
+its place, and decides which sums are taken in pieces.
 Rules of this file: pure tables, as in ``graph_spec``.
 """
 
@@ -19,8 +19,7 @@ from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan_tables import CAPTURE, Member, NodeTaskSpec, OutputSpec, Plan, Seed
 from mpgrad.scheduler.progress import Wired, publish_early
 from mpgrad.scheduler.split import has_branches_for, sharers_among, split
-from mpgrad.scheduler.sum_places import SumPlaces
-from mpgrad.scheduler.wide_sums import Piece
+from mpgrad.scheduler.sum_places import Piece, SumPlaces
 
 
 def plan(

@@ -62,15 +62,30 @@ def split(
 
 def has_branches_for(spec: GraphSpec, workers: int) -> bool:
     """Whether this many workers are busy anyway: the longest path is a small part of the work."""
-    behind_us = [0.0] * len(spec.nodes)
-    for index in reversed(spec.order):
-        node = spec.nodes[index]
-        longest = max(
-            [behind_us[target[0]] for target in node.edges if target is not None], default=0.0
-        )
-        behind_us[index] = longest + node.cost_us
     work_us = sum([node.cost_us for node in spec.nodes])
-    return work_us >= workers * max(behind_us, default=0.0)
+    return work_us >= workers * _longest_path_us(spec, [node.cost_us for node in spec.nodes])
+
+
+def serial_us(spec: GraphSpec, message_us: float) -> float:
+    """The longest path of what ``split`` leaves whole, in microseconds: no plan takes less."""
+    least_us = tuning.worth_us(message_us)
+    whole = [
+        node.cost_us < least_us or not (node.is_splittable or node.part_nbytes)
+        for node in spec.nodes
+    ]
+    costs = [node.cost_us * is_whole for node, is_whole in zip(spec.nodes, whole, strict=True)]
+    return _longest_path_us(spec, costs)
+
+
+def _longest_path_us(spec: GraphSpec, costs: list[float]) -> float:
+    behind_us = [0.0] * len(costs)
+    for index in reversed(spec.order):
+        longest = 0.0
+        for target in spec.nodes[index].edges:
+            if target is not None and behind_us[target[0]] > longest:
+                longest = behind_us[target[0]]
+        behind_us[index] = longest + costs[index]
+    return max(behind_us, default=0.0)
 
 
 def sharers_among(workers: int) -> int:

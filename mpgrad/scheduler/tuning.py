@@ -22,12 +22,6 @@ WORTH_MESSAGES = 3.0
 #: The longest time that a task may reach by fusion and bundling. If the system takes a core away
 #: for a while, other workers can run the other tasks.
 TASK_MAX_US = 20_000.0
-#: The same limit for a chain that publishes work for others as it goes. It bounds the work that is
-#: repeated when a worker dies.
-CHAIN_MAX_US = 100_000.0
-#: With two workers, a bundle of branches of one level may be this many times as long as a chain:
-#: bundles of a level cost about the same, so the workers finish at about the same time.
-BUNDLE_CHAINS = 2.0
 
 # ---------------------------------------------------------------------- costs of Nodes
 
@@ -60,10 +54,9 @@ MARGIN = 1.2
 #: If a graph is new, workers start only after it has run in this process for so long: it may not
 #: come again, and their start takes time from it.
 START_AFTER_US = 250_000.0
-#: The number of times from which on a mode counts as known.
-KNOWN_FROM = 2
-#: The number of times far from the usual one, in a row, after which earlier ones do not count.
-ODD_MAX = 3
+#: The number of times from which on a mode counts as known. After as many in a row that are far
+#: from the usual one, earlier ones do not count.
+KNOWN_FROM = 3
 #: The part of the time that may be spent on measuring the other mode again.
 TRIAL_SHARE = 0.02
 

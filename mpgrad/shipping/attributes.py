@@ -28,9 +28,10 @@ from mpgrad.shipping.constants import (
     is_enum_member,
     is_frozen_dataclass,
 )
+from mpgrad.shipping.contents import reduce_array
 from mpgrad.shipping.findings import article
 from mpgrad.shipping.installed_state import is_installed_name, is_trusted
-from mpgrad.shipping.loading import thaw
+from mpgrad.shipping.loading import tensor_over, thaw
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -107,6 +108,10 @@ def _value_reason(value: Any) -> str:
         return ""
     if kind in (types.FunctionType, types.BuiltinFunctionType, type) and is_installed_name(value):
         return "" if is_trusted(value.__module__) else ", whose settings can change"
+    if kind is types.FunctionType:
+        return ", whose code is not looked through (backward may call it by its global name)"
+    if kind.__module__.partition(".")[0] == "pathlib":
+        return ", whose methods read and write files (use str() of it)"
     return ", which can change"
 
 
@@ -246,4 +251,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if _is_sparse(obj):
             # SciPy may sort its arrays in place: a worker needs them in memory of its own.
             return thaw, (pickle.dumps(obj, protocol=5),)
+        if type(obj) is np.ndarray and not obj.flags.forc and not obj.dtype.hasobject:
+            return reduce_array(obj)
+        if type(obj) is Tensor and type(obj._array) is np.ndarray and not obj.requires_grad:
+            return tensor_over, (obj._array, vars(obj))
         return super().reducer_override(obj)

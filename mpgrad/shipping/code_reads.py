@@ -132,8 +132,9 @@ class _Scan:
         #: The value below it on the stack.
         self._below: list[_Origin] = []
         self._imported: _Origin | None = None
-        #: The progress of a `getattr(object, "name"[, constant])`: None outside of one.
+        #: The progress of a `getattr(object, "name"[, constant])` or `hasattr`; None outside of it.
         self._getattr: str | None = None
+        self._getter = ""
         self._constants: list[object] = []
         self._previous = ""
         for instruction in self._instructions:
@@ -159,8 +160,8 @@ class _Scan:
             self._constant(value)
         elif op in _LOAD_GLOBAL:
             self._push([("global", str(value), ())])
-            if value == "getattr":
-                self._top, self._getattr = [], "object"
+            if value in ("getattr", "hasattr"):
+                self._top, self._getattr, self._getter = [], "object", str(value)
         elif op in _LOAD_FREE:
             self._push([("free", str(value), ())] if value in self._free else [])
         elif op in _LOAD_LOCAL:
@@ -211,7 +212,7 @@ class _Scan:
             self._has_keys = False
 
     def _follow_getattr(self, op: str, value: object) -> None:
-        """Accept only a constant name and a constant default; report every other getattr()."""
+        """Accept only a constant name and a constant default; report every other call."""
         state = self._getattr
         if state is None:
             return
@@ -226,7 +227,7 @@ class _Scan:
             return
         self._getattr = None
         if state == "object" or op != "CALL":
-            self.accesses.append(Access("global", "getattr", (), "computed", self._line))
+            self.accesses.append(Access("global", self._getter, (), "computed", self._line))
 
     def _push(self, origins: list[_Origin]) -> None:
         self._below = self._top

@@ -56,7 +56,7 @@ def is_comparable(value: Any) -> bool:
 
 def reduce_array(array: Array) -> Any:
     """What pickle needs to make a read-only array with the same layout."""
-    order: Literal["C", "F"] = "C" if array.flags.c_contiguous else "F"
+    order: Literal["C", "F"] = "F" if array.flags.fnc else "C"
     return _read_only, (array.tobytes(order), array.dtype, array.shape, order)
 
 

@@ -39,9 +39,9 @@ from mpgrad.shipping.purity import survey
 #: The number of classes that are remembered; a dropped class is analysed again.
 CACHE_LIMIT = 1024
 
-_REMEDY = (
-    "To run it on a worker, pass the value through ctx or make it an immutable constant; or set "
-    'run_on = "worker" on the class, which promises that its result depends on nothing else '
+_REMEDY = "To run it on a worker, pass the value through ctx or make it an immutable constant"
+_PROMISE = (
+    'or set run_on = "worker" on the class, which promises that its result depends on nothing else '
     '(run_on = "client" keeps it in this process without this warning)'
 )
 
@@ -147,7 +147,10 @@ def _decide(
         why = f"in {cls.__qualname__}, {found.debugger}: it stops in this process"
         return _Entry(asked, Decision("client", why), found)
     if found.problems and asked is None:
-        return _Entry(asked, Decision("client", _reason(cls, found.problems[0])), found)
+        why = f"in {cls.__qualname__}, {found.problems[0]}; {_PROMISE}"
+        if not found.is_inner:
+            why = _reason(cls, found.problems[0])
+        return _Entry(asked, Decision("client", why), found)
     try:
         blob = _dump(cls, held, found)
     except Exception as error:  # pickling runs arbitrary user code, so anything may be raised
@@ -167,7 +170,7 @@ def _decide(
 
 
 def _reason(cls: type[Function], problem: str) -> str:
-    return f"in {cls.__qualname__}, {problem}. {_REMEDY}"
+    return f"in {cls.__qualname__}, {problem}. {_REMEDY}; {_PROMISE}"
 
 
 # ---------------------------------------------------------------------- code as bytes

@@ -21,7 +21,7 @@ from mpgrad.shipping.installed_state import (
     patchable_members,
     settings_of,
 )
-from mpgrad.shipping.process_state import process_state
+from mpgrad.shipping.process_state import OF_ONE_PROCESS, process_state
 
 
 class InstalledReads:
@@ -39,7 +39,7 @@ class InstalledReads:
         """``from mpgrad import randn``: the same as ``mpgrad.randn``."""
         module = getattr(function, "__module__", None) or ""
         if module != "builtins" and process_state(module, function.__name__):
-            self._found.problems.append(f"{label}, whose state belongs to one process")
+            self._found.problems.append(f"{label}, {OF_ONE_PROCESS}")
 
     def follow(self, module: types.ModuleType, path: tuple[str, ...], label: str) -> Any:
         """Only look for what belongs to one process: ``np.random.rand``, ``os.environ``.
@@ -61,9 +61,7 @@ class InstalledReads:
         else:
             if not process_state(name, None):
                 return value
-        self._found.problems.append(
-            f"{label}.{'.'.join(path)}`, whose state belongs to one process"
-        )
+        self._found.problems.append(f"{label}.{'.'.join(path)}`, {OF_ONE_PROCESS}")
         return MISSING
 
     def _found_name(self, module: types.ModuleType, attribute: str, value: Any, label: str) -> None:

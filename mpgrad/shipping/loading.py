@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from mpgrad.autograd.function import Function
 from mpgrad.shipping.constants import MISSING, same
+from mpgrad.tensors.tensor import Tensor
 
 #: Constants of installed modules in the sending process, by module and name.
 Settings = dict[tuple[str, str], Any]
@@ -80,6 +81,13 @@ def load_attributes(data: bytes, buffers: Sequence[Any], held: tuple[type, ...])
 def thaw(data: bytes) -> Any:
     """An object whose arrays were packed with it, and belong to it."""
     return pickle.loads(data)
+
+
+def tensor_over(array: Any, attributes: dict[str, Any]) -> Tensor:
+    """A tensor of a ctx: what cannot be written in a worker, as arrays cannot."""
+    tensor = Tensor(array)
+    vars(tensor).update(attributes)
+    return tensor
 
 
 class _Unpickler(pickle.Unpickler):

@@ -28,7 +28,7 @@ _PURE = _words(
     "__future__ _collections_abc abc array base64 binascii bisect bz2 cmath collections colorsys "
     "contextlib copy dataclasses datetime decimal difflib enum fractions functools graphlib "
     "hashlib heapq hmac html itertools json keyword locale lzma math numbers operator pprint re "
-    "reprlib statistics string struct textwrap token types typing unicodedata uuid zlib"
+    "statistics string struct textwrap token types typing unicodedata uuid zlib"
 )
 #: Other modules of the standard library -> attributes for which the same holds, or whose effect the
 #: client shows. The rest of the standard library depends on the process: files, threads, signals,
@@ -43,6 +43,7 @@ _PURE_PARTS = {
         "path sep linesep name fspath curdir pardir extsep altsep pathsep devnull fsencode "
         "fsdecode PathLike strerror cpu_count"
     ),
+    "reprlib": _words("Repr recursive_repr"),
     "posixpath": _words(
         "join split splitext basename dirname normpath normcase isabs splitdrive commonpath "
         "commonprefix sep curdir pardir extsep altsep pathsep"
@@ -61,6 +62,9 @@ _PURE_PARTS = {
     ),
     "warnings": _words("warn warn_explicit"),
 }
+
+#: Why what ``process_state`` finds keeps a Function in the client.
+OF_ONE_PROCESS = "whose state belongs to one process (files, random numbers, threads or settings)"
 
 #: Module -> attributes whose value or effect belongs to one process ("*": all but _HARMLESS).
 _BELONGS_TO_PROCESS = {
@@ -118,6 +122,8 @@ _MPGRAD_RANDOM = _words(
 #: mpgrad's names for state that only the client has: ``.grad`` of its leaves, its running backward.
 _MPGRAD_CLIENT = _words(
     "backward queue_callback Variable detect_anomaly set_detect_anomaly register_multi_grad_hook "
+    "is_anomaly_enabled is_anomaly_check_nan_enabled set_anomaly_enabled current_engine set_engine "
+    "get_worker_info distributed checkpoint checkpoint_sequential "
     "current_autograd_node current_graph_task_id current_graph_task_keep_graph "
     "current_graph_task_execution_order will_engine_execute_node record_function "
     "set_default_device get_default_device set_device current_device memory_allocated "
@@ -131,8 +137,8 @@ SUSPECT_ATTRIBUTES = _words(
     "random rvs random_ uniform_ normal_ bernoulli_ exponential_ __dict__ __globals__ __class__ "
     "__code__ __closure__ __bases__ __mro__ __subclasses__ __builtins__ f_globals f_locals "
     "f_back backward queue_callback next_functions grad_fn is_leaf metadata tofile dump "
-    "setLevel addHandler removeHandler addFilter isEnabledFor getEffectiveLevel astimezone "
-    "timestamp sample rsample samples resample"
+    "setLevel addHandler removeHandler addFilter isEnabledFor getEffectiveLevel handlers "
+    "astimezone timestamp sample rsample samples resample"
 )
 #: Attributes of functions and classes that are no code, and can be set.
 NAMES_AND_WORDS = _words("__name__ __qualname__ __module__ __doc__")
@@ -141,6 +147,9 @@ OF_ONE_OBJECT = _words(
     "__annotations__ __hash__ __sizeof__ __setattr__ __delattr__ __getattribute__ "
     "__array_interface__ ctypes data_ptr owndata writeable _version"
 )
+
+#: Attributes of loggers: what is told there, the client shows.
+TOLD_TO_LOGGERS = _words("debug info warning warn error critical fatal exception log name")
 
 #: Attributes that code sets on arrays and tensors that it has just made.
 HARMLESS_STORES = frozenset({"requires_grad", "grad", "shape", "writeable"})

@@ -9,6 +9,7 @@ process and is not analysed.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import types
 from abc import ABCMeta
@@ -55,7 +56,9 @@ from mpgrad.shipping.installed_state import (
 from mpgrad.shipping.process_state import (
     HARMLESS_STORES,
     OF_ONE_OBJECT,
+    OF_ONE_PROCESS,
     SUSPECT_ATTRIBUTES,
+    TOLD_TO_LOGGERS,
     is_installed_module,
     is_installed_namespace,
     is_mixed,
@@ -107,8 +110,8 @@ class _Surveyor:
         if "<locals>" in cls.__qualname__:
             self._found.is_inner = True
             self._problem(
-                f"{cls.__qualname__} is defined inside a function, whose variables it may share; "
-                "define it at the top level of a module"
+                "it is defined inside a function, whose variables it may share; define it at the "
+                "top level of a module"
             )
         self._lineage = cls.__mro__
         self._visit(cls, cls.__name__)
@@ -123,7 +126,7 @@ class _Surveyor:
         else:
             functions = {id(getattr(value, "__func__", value)) for _, _, value in postponed}
             self._found.forward_only = functions - self._seen.keys()
-        self._replaced.methods_of_tensors(self._names)
+        self._replaced.names_of_ours(self._names)
         if self._arrays and self._changing:
             self._problem(f"{self._arrays[0]}, an array, which {self._changing}() may change")
         return self._found
@@ -208,7 +211,7 @@ class _Surveyor:
         """A module used as a value: the names that are read from it are unknown."""
         if is_installed_namespace(vars(module)):
             if process_state(module.__name__, None) or is_mixed(module.__name__):
-                self._problem(f"{label}, whose state belongs to one process")
+                self._problem(f"{label}, {OF_ONE_PROCESS}")
         else:
             self._found.whole_modules.add(id(module))
             self._problem(f"{label}, a module, in a way that hides which of its names are used")
@@ -314,7 +317,7 @@ class _Surveyor:
         elif not _OF_CACHES.isdisjoint(access.path):
             self._problem(f"{where} uses `{full_name}`, and each process has a cache of its own")
         elif access.action == "computed":
-            self._problem(f"{where} calls getattr() with a name computed at run time")
+            self._problem(f"{where} calls {access.name}() with a name computed at run time")
         elif access.source == "import":
             self._import(access, where)
         elif access.source == "free":
@@ -341,7 +344,7 @@ class _Surveyor:
             )
             return
         if process_state(access.name, access.path[0] if access.path else "*"):
-            self._problem(f"{where} uses {access.name}, whose state belongs to one process")
+            self._problem(f"{where} uses {access.name}, {OF_ONE_PROCESS}")
         module = sys.modules.get(access.name)
         if module is not None:
             self._follow(module, access, f"{where} imports")
@@ -362,6 +365,8 @@ class _Surveyor:
                 value = self._module_attribute(value, attribute, f"{label} `{name}.{attribute}`")
             else:
                 self._replaced.name_of(value, attribute)
+                if isinstance(value, logging.Logger) and attribute not in TOLD_TO_LOGGERS:
+                    self._problem(f"{label} `{name}.{attribute}`, which belongs to one process")
                 break  # functions and classes are analysed with all their attributes
             name = f"{name}.{attribute}"
             if value is MISSING:

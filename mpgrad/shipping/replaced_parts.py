@@ -10,8 +10,9 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from mpgrad.shipping.constants import MISSING
-from mpgrad.shipping.findings import Fields, Survey
+from mpgrad.autograd.function import Function
+from mpgrad.shipping.constants import MISSING, is_constant
+from mpgrad.shipping.findings import Fields, Survey, attribute_count
 from mpgrad.shipping.installed_state import is_replaced
 from mpgrad.shipping.process_state import DYNAMIC_BUILTINS, NAMES_AND_WORDS, is_own_builtin
 from mpgrad.tensors.tensor import Tensor
@@ -34,13 +35,16 @@ class ReplacedParts:
                 f"{where} reads the builtin `{name}`, which was put there at run time"
             )
 
-    def methods_of_tensors(self, names: Iterable[str]) -> None:
-        """Code looks ``names`` up on objects that could not be followed."""
-        for name in sorted(names):
-            if (value := vars(Tensor).get(name)) is not None:
-                self._found.bindings.append((vars(Tensor), name, value))
-                if is_replaced(Tensor, name, value):
-                    self._found.problems.append(f"Tensor.{name} was replaced here")
+    def names_of_ours(self, names: Iterable[str]) -> None:
+        """Code looks ``names`` up on tensors, Functions, or objects that could not be followed."""
+        for cls in (Tensor, Function):
+            self._found.classes.append((cls, cls.__bases__, attribute_count(cls)))
+            for name in sorted(names):
+                if (value := vars(cls).get(name)) is not None:
+                    self._found.bindings.append((vars(cls), name, value))
+                    is_new = is_constant(value) and name not in cls.__annotations__
+                    if is_replaced(cls, name, value) or (is_new and not name.startswith("__")):
+                        self._found.problems.append(f"{cls.__name__}.{name} was replaced here")
 
     def name_of(self, value: Any, attribute: str) -> None:
         """Code reads ``value.__name__`` or its like."""

@@ -16,9 +16,7 @@ from mpgrad.base.handles import CLIENT_ARENA, Block
 from mpgrad.errors import InvariantViolated
 from mpgrad.shm.backing import Backing
 from mpgrad.shm.free_list import FreeList, FreeListStatistics
-from mpgrad.shm.header import write_header
-from mpgrad.shm.lease import Array
-from mpgrad.shm.mapped_arena import MappedArena
+from mpgrad.shm.mapped_arena import Array, MappedArena, write_header
 from mpgrad.shm.segment import Segment
 
 P = ParamSpec("P")

@@ -166,11 +166,6 @@ class FreeList:
         return ranges
 
     @property
-    def high_water(self) -> int:
-        """Bytes from the arena's start that were ever allotted."""
-        return self._high_water
-
-    @property
     def used_bytes(self) -> int:
         """Bytes in live blocks."""
         return self._used

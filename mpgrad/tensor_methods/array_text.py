@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from mpgrad.base.print_options import OPTIONS
+
 __all__ = ["set_printoptions"]
-
-
-@dataclass
-class PrintOptions:
-    """How tensors print; the values here are PyTorch's defaults."""
-
-    #: Digits after the point.
-    precision: int = 4
-    #: With more elements the middle of each dimension is omitted.
-    threshold: float = 1000
-    #: Elements that are kept at each end then.
-    edgeitems: int = 3
-    #: Characters of a line.
-    linewidth: int = 80
-    #: Scientific notation; None: where numbers ask for it.
-    sci_mode: bool | None = None
 
 
 _PROFILES: dict[str, dict[str, Any]] = {
@@ -33,8 +18,6 @@ _PROFILES: dict[str, dict[str, Any]] = {
     "short": {"precision": 2, "threshold": 1000, "edgeitems": 2, "linewidth": 80},
     "full": {"precision": 4, "threshold": math.inf, "edgeitems": 3, "linewidth": 80},
 }
-#: Those in force.
-OPTIONS = PrintOptions()
 
 
 def set_printoptions(

@@ -7,6 +7,7 @@ which raises an error if a Tensor requires grad, as ``x.numpy()`` does.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -26,9 +27,10 @@ from mpgrad.ops import (
     products,
     reduction,
     rounding,
-    shape,
     transcendental,
 )
+from mpgrad.ops import shape as shapes
+from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.promotion import as_tensor_operand
 from mpgrad.tensors.tensor import Tensor
 
@@ -98,43 +100,66 @@ _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
     np.matmul: linalg.matmul,
 }
 
+#: With NumPy's names and order of arguments; a call with others gets the arrays.
 _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    np.sum: reduction.sum,
-    np.mean: reduction.mean,
-    np.var: lambda x, axis=None, ddof=0, keepdims=False: reduction.var(
-        x, axis, keepdim=keepdims, correction=ddof
+    np.sum: lambda a, axis=None, dtype=None, *, keepdims=False: reduction.sum(
+        a, axis, keepdims, dtype=dtype
     ),
-    np.std: lambda x, axis=None, ddof=0, keepdims=False: reduction.std(
-        x, axis, keepdim=keepdims, correction=ddof
+    np.mean: lambda a, axis=None, dtype=None, *, keepdims=False: reduction.mean(
+        a, axis, keepdims, dtype=dtype
     ),
-    np.max: lambda x, axis=None, keepdims=False: extrema.amax(x, axis, keepdims),
-    np.min: lambda x, axis=None, keepdims=False: extrema.amin(x, axis, keepdims),
-    np.prod: lambda x, axis=None, keepdims=False: products.prod(x, axis, keepdims),
-    np.cumprod: lambda x, axis=None: (
-        products.cumprod(shape.flatten(x), 0) if axis is None else products.cumprod(x, axis)
+    np.var: lambda a, axis=None, *, ddof=0, keepdims=False: reduction.var(
+        a, axis, keepdim=keepdims, correction=ddof
     ),
-    np.cumsum: lambda x, axis=None: (
-        reduction.cumsum(shape.flatten(x), 0) if axis is None else reduction.cumsum(x, axis)
+    np.std: lambda a, axis=None, *, ddof=0, keepdims=False: reduction.std(
+        a, axis, keepdim=keepdims, correction=ddof
     ),
-    np.real: complex_numbers.real,
-    np.imag: complex_numbers.imag,
-    np.angle: complex_numbers.angle,
-    np.einsum: einsum.einsum,
-    np.clip: choices.clamp,
+    np.max: lambda a, axis=None, *, keepdims=False: extrema.amax(a, axis, keepdims),
+    np.min: lambda a, axis=None, *, keepdims=False: extrema.amin(a, axis, keepdims),
+    np.prod: lambda a, axis=None, dtype=None, *, keepdims=False: products.prod(
+        a, axis, keepdims, dtype=dtype
+    ),
+    np.cumprod: lambda a, axis=None, dtype=None: products.cumprod(*_line(a, axis), dtype=dtype),
+    np.cumsum: lambda a, axis=None, dtype=None: reduction.cumsum(*_line(a, axis), dtype=dtype),
+    np.real: lambda val: complex_numbers.real(val),
+    np.imag: lambda val: complex_numbers.imag(val),
+    np.angle: lambda z: complex_numbers.angle(z),
+    np.einsum: lambda *operands, optimize=False: einsum.einsum(*operands),
+    np.clip: lambda a, a_min=None, a_max=None, *, min=None, max=None: choices.clamp(
+        a, a_min if min is None else min, a_max if max is None else max
+    ),
     np.where: lambda condition, *chosen: choices.where(_truth(condition), *chosen),
     np.dot: lambda a, b: _dot(a, b),
-    np.concatenate: lambda arrays, axis=0: shape.cat(arrays, axis),
-    np.stack: lambda arrays, axis=0: shape.stack(arrays, axis),
-    np.reshape: lambda x, shape_: shape.reshape(x, shape_),
-    np.ravel: shape.ravel,
-    np.squeeze: lambda x, axis=None: shape.squeeze(x, axis),
-    np.expand_dims: lambda x, axis: shape.unsqueeze(x, axis),
-    np.transpose: lambda x, axes=None: shape.permute(
-        x, tuple(reversed(range(x.ndim))) if axes is None else axes
+    np.concatenate: lambda arrays, axis=0: (
+        shapes.cat([shapes.flatten(as_tensor_operand(a)) for a in arrays])
+        if axis is None
+        else shapes.cat(arrays, axis)
     ),
-    np.swapaxes: shape.transpose,
-    np.broadcast_to: shape.broadcast_to,
+    np.stack: lambda arrays, axis=0: shapes.stack(arrays, axis),
+    np.reshape: lambda a, shape: shapes.reshape(a, shape),
+    np.ravel: lambda a: shapes.ravel(a),
+    np.squeeze: lambda a, axis=None: shapes.squeeze(a, axis),
+    np.expand_dims: lambda a, axis: _with_lengths_of_1(a, axis),
+    np.transpose: lambda a, axes=None: shapes.permute(
+        a, tuple(reversed(range(a.ndim))) if axes is None else axes
+    ),
+    np.swapaxes: lambda a, axis1, axis2: shapes.transpose(a, axis1, axis2),
+    np.broadcast_to: lambda array, shape: shapes.broadcast_to(array, shape),
 }
+
+
+def _line(a: Any, axis: int | None) -> tuple[Tensor, int]:
+    """What runs along ``axis``: without one all elements."""
+    return (shapes.flatten(a), 0) if axis is None else (a, axis)
+
+
+def _with_lengths_of_1(a: Tensor, axis: Any) -> Tensor:
+    """``np.expand_dims``: ``axis`` (an int or several) are dimensions of the result."""
+    axes = axis if isinstance(axis, tuple | list) else (axis,)
+    ndim = a.ndim + len(axes)
+    for dim in sorted(one_dim(one, ndim) for one in axes):
+        a = shapes.unsqueeze(a, dim)
+    return a
 
 
 def _truth(condition: Any) -> Tensor:
@@ -155,18 +180,20 @@ def _dot(a: Any, b: Any) -> Tensor:
 
 def array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
     """NEP 13: a ufunc has a Tensor among its inputs or outputs."""
-    if any(isinstance(out, Tensor) for out in kwargs.get("out", ())):
-        raise TypeError(
-            f"np.{ufunc.__name__}: a Tensor cannot be the `out` of a NumPy function; use the "
-            "in-place methods of Tensor"
-        )
+    _refuse_out(ufunc.__name__, kwargs.get("out", ()))
     function = _UFUNCS.get(ufunc)
     if method == "__call__" and not kwargs and function is not None:
         return function(*inputs)
     result = getattr(ufunc, method)(*_arrays(inputs), **kwargs)
-    if "out" in kwargs or not isinstance(result, np.ndarray):
+    if "out" in kwargs or result is None:
         return result
-    return Tensor(result)
+    return tuple(map(_tensor, result)) if isinstance(result, tuple) else _tensor(result)
+
+
+def _tensor(result: Any) -> Any:
+    """A ufunc's array or number as a Tensor; objects, of ``np.frompyfunc``, as they are."""
+    array = np.asarray(result)
+    return Tensor(array) if array.dtype.kind in "biufc" else result
 
 
 def array_function(
@@ -177,10 +204,30 @@ def array_function(
     kwargs: dict[str, Any],
 ) -> Any:
     """NEP 18: a NumPy function has a Tensor among its arguments."""
+    _refuse_out(func.__name__, (kwargs.get("out"),))
     function = _FUNCTIONS.get(func)
-    if function is not None:
+    if function is not None and _takes(function, args, kwargs):
         return function(*args, **kwargs)
     return func(*_arrays(args), **{name: _arrays(value) for name, value in kwargs.items()})
+
+
+def _refuse_out(name: str, outs: tuple[Any, ...]) -> None:
+    if any(isinstance(out, Tensor) for out in outs):
+        raise TypeError(
+            f"np.{name}: a Tensor cannot be the `out` of a NumPy function; use the in-place "
+            "methods of Tensor"
+        )
+
+
+_signature = functools.cache(inspect.signature)
+
+
+def _takes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        _signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def _arrays(value: Any) -> Any:

@@ -111,9 +111,10 @@ class AccumulateGrad(Node):
         grad = variable._grad
         if grad is None:
             return
-        expected = self.input_metadata[0]
-        any_dtype = wanted_dtype(variable) is None
-        if grad.shape != expected.shape or (grad.dtype != expected.dtype and not any_dtype):
+        array, expected = grad._array, self.input_metadata[0]
+        if array.shape != expected.shape or (
+            array.dtype != expected.dtype and wanted_dtype(variable) is not None
+        ):
             raise RuntimeError(
                 f"the gradient of a leaf has shape {expected.shape} and dtype {expected.dtype}, but"
                 f" its .grad has shape {grad.shape} and dtype {grad.dtype}"

@@ -34,28 +34,20 @@ class SavedTensorsHooks:
     """The saved-tensor hooks of every thread.
 
     Attributes:
+        thread: the ``state`` of this thread. A thread that continues its work takes it over.
         entered: one None for each pair in force on all threads together. It is nearly always
             empty, and then saving a tensor need not look up its thread.
     """
 
-    __slots__ = ("_threads", "entered")
+    __slots__ = ("entered", "thread")
 
     def __init__(self) -> None:
         self.entered: list[None] = []
-        self._threads = _Threads()
-
-    @property
-    def state(self) -> HookState:
-        """This thread's hooks. A thread that continues its work takes them over."""
-        return self._threads.state
-
-    @state.setter
-    def state(self, state: HookState) -> None:
-        self._threads.state = state
+        self.thread = _Threads()
 
     def innermost(self) -> HookPair | None:
         """The pair that packs the tensors saved by this thread."""
-        pairs = self._threads.state.pairs
+        pairs = self.thread.state.pairs
         return pairs[-1] if pairs else None
 
     def push(self, pair: HookPair) -> None:
@@ -64,10 +56,10 @@ class SavedTensorsHooks:
         Raises:
             RuntimeError: hooks are disabled.
         """
-        state = self._threads.state
+        state = self.thread.state
         if state.forbidden is not None:
             raise RuntimeError(state.forbidden)
-        self._threads.state = state._replace(pairs=(*state.pairs, pair))
+        self.thread.state = state._replace(pairs=(*state.pairs, pair))
         self.entered.append(None)  # only the number of entries matters
 
     def pop(self) -> None:
@@ -76,30 +68,30 @@ class SavedTensorsHooks:
         Raises:
             RuntimeError: this thread has entered none.
         """
-        state = self._threads.state
+        state = self.thread.state
         if not state.pairs:
             raise RuntimeError("there are no saved-tensor hooks to leave on this thread")
-        self._threads.state = state._replace(pairs=state.pairs[:-1])
+        self.thread.state = state._replace(pairs=state.pairs[:-1])
         self.entered.pop()
 
     def restore(self, before: HookState) -> None:
         """Restore the hooks that were in force on this thread ``before``."""
-        change = len(before.pairs) - len(self._threads.state.pairs)
+        change = len(before.pairs) - len(self.thread.state.pairs)
         self.entered += [None] * change
         if change < 0:
             del self.entered[change:]
-        self._threads.state = before
+        self.thread.state = before
 
     @contextmanager
     def only_if(self, condition: bool) -> Iterator[None]:
         """Without hooks unless ``condition``: the tensors recorded inside are not the user's."""
-        before = self.state
+        before = self.thread.state
         if not condition:
-            self.state = HookState()
+            self.thread.state = HookState()
         try:
             yield
         finally:
-            self.state = before
+            self.thread.state = before
 
 
 HOOKS = SavedTensorsHooks()

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpgrad.backends.array_proxies import ArrayProxy
 from mpgrad.devices.device_arrays import copied, is_array, is_on_gpu
-from mpgrad.shm.lease import Lease
+from mpgrad.shm.mapped_arena import Lease
 from mpgrad.tensors.lent_versions import LentVersions
 from mpgrad.tensors.storage import is_exclusive
 from mpgrad.tensors.tensor import Tensor

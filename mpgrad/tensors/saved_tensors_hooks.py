@@ -87,11 +87,11 @@ def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
     Raises:
         RuntimeError: with ``error_message``, too, if a pair is in force already.
     """
-    before = HOOKS.state
+    before = HOOKS.thread.state
     if before.pairs:
         raise RuntimeError(error_message)
-    HOOKS.state = before._replace(forbidden=error_message)
+    HOOKS.thread.state = before._replace(forbidden=error_message)
     try:
         yield
     finally:
-        HOOKS.state = HOOKS.state._replace(forbidden=before.forbidden)
+        HOOKS.thread.state = HOOKS.thread.state._replace(forbidden=before.forbidden)

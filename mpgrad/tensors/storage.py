@@ -20,7 +20,7 @@ from mpgrad.base.device import CPU, Device
 from mpgrad.devices import device_arrays
 from mpgrad.errors import SharedMemoryExhausted
 from mpgrad.shm.arena import client_arena
-from mpgrad.shm.lease import Lease
+from mpgrad.shm.mapped_arena import Lease
 
 
 class VersionCounter:

@@ -45,7 +45,7 @@ class TensorMembers:
     def __dlpack__(
         self,
         *,
-        stream: Any = None,
+        stream: builtins.int | None = None,
         max_version: tuple[builtins.int, builtins.int] | None = None,
         dl_device: tuple[builtins.int, builtins.int] | None = None,
         copy: builtins.bool | None = None,

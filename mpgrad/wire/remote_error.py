@@ -86,7 +86,8 @@ def decode_error(data: bytes, *, with_traceback: bool = True) -> BaseException:
         add_note(error, f"raised in {remote.where}")
         is_full = not remote.short or config.traceback() == "full"
         text = remote.traceback if is_full else remote.short
-        object.__setattr__(error, "__cause__", RemoteTraceback(text))
+        if is_full or '\n  File "' in text:  # else mpgrad has raised it, and it says all
+            object.__setattr__(error, "__cause__", RemoteTraceback(text))
     return error
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from mpgrad.base.print_options import OPTIONS
 from mpgrad.errors import ProtocolError
 
 
@@ -53,6 +54,7 @@ class Surroundings(msgspec.Struct, frozen=True, array_like=True):
             imported.
         buffer_size: of ufuncs (elements): it decides how sums of converted arrays are rounded.
         print_options: of NumPy, without those that are functions.
+        tensor_print_options: those of ``mg.set_printoptions``.
         special_errors: ``scipy.special.geterr()``; None if ``scipy.special`` is not imported.
         filters: of warnings, if one of them turns warnings into errors; else empty.
     """
@@ -64,6 +66,7 @@ class Surroundings(msgspec.Struct, frozen=True, array_like=True):
     locale: str | None
     buffer_size: int
     print_options: dict[str, Any]
+    tensor_print_options: dict[str, Any]
     special_errors: dict[str, str] | None
     filters: tuple[WarningFilter, ...]
 
@@ -93,6 +96,9 @@ def what_cannot_travel() -> str:
         _decimal_context(*decimal.DefaultContext.__reduce__()[1]) != _FRESH_DECIMAL
     ):
         return "decimal.DefaultContext"
+    polynomials = sys.modules.get("numpy.polynomial._polybase")
+    if polynomials is not None and not polynomials.ABCPolyBase._use_unicode:
+        return "numpy.polynomial.set_default_printstyle"
     return ""
 
 
@@ -143,6 +149,7 @@ def take_over_surroundings(data: bytes) -> None:
         locale.setlocale(locale.LC_ALL, found.locale)
     np.setbufsize(found.buffer_size)
     np.set_printoptions(**found.print_options)
+    vars(OPTIONS).update(found.tensor_print_options)
     if found.special_errors is not None:
         # Without an import scipy.special ignores errors, so the worker need not import it.
         is_plain = set(found.special_errors.values()) == {"ignore"}
@@ -168,6 +175,7 @@ def _surroundings() -> Surroundings:
         None if locale is None else locale.setlocale(locale.LC_ALL),
         np.getbufsize(),
         {name: value for name, value in np.get_printoptions().items() if name not in _FUNCTIONS},
+        dict(vars(OPTIONS)),
         None if special is None else special.geterr(),
         _filters(),
     )

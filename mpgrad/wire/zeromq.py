@@ -7,13 +7,16 @@ to dead peers would vanish silently; no high-water mark, because credits bound t
 one identity per incarnation, because a ROUTER refuses a new connection under the name of one that
 it is still closing.
 
-The identity of a peer is its name and its proof. Frames without a valid proof are counted and
-dropped unread.
+The identity of a peer in a lane is its name, and the proof that it knows the engine's token. So no
+other process can speak as a peer, take its name before it has connected, or take it over after its
+death. Frames without a valid proof are counted and dropped unread.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import hmac
 import os
 import struct
 import threading
@@ -29,7 +32,6 @@ from mpgrad.wire.host_carrier import (
     HostUnreachable,
 )
 from mpgrad.wire.hosts import FRAME_BYTES
-from mpgrad.wire.identity import identity_of, verified_peer
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
 from mpgrad.wire.transport import ROUTER_LANES, Arrival, Received
 
@@ -208,6 +210,24 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
     socket.sndhwm = socket.rcvhwm = 0
     socket.maxmsgsize = MESSAGE_BYTES_MAX
     return socket
+
+
+# ---------------------------------------------------------------------------- identities of peers
+
+PROOF_BYTES = 16
+
+
+def identity_of(token: bytes, lane: str, peer: str) -> bytes:
+    """The name of ``peer`` in ``lane``, and the proof that its user knows ``token``."""
+    name = peer.encode("latin-1")
+    message = lane.encode() + b" " + name
+    return name + hashlib.blake2b(message, key=token, digest_size=PROOF_BYTES).digest()
+
+
+def verified_peer(token: bytes, lane: str, identity: bytes) -> str | None:
+    """The peer that ``identity`` names in ``lane``, or None if the proof is wrong."""
+    peer = identity[:-PROOF_BYTES].decode("latin-1")
+    return peer if hmac.compare_digest(identity, identity_of(token, lane, peer)) else None
 
 
 # ---------------------------------------------------------------------------- between hosts

@@ -21,7 +21,7 @@ from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed, NodeTaskProgre
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.split import parts_of
 from mpgrad.wire.output_record import Output, encode_output
-from mpgrad.wire.programs import TaskProgram, decode_program, name_of
+from mpgrad.wire.programs import TaskProgram, decode_program
 from mpgrad.wire.remote_error import encode_error
 from mpgrad.wire.surroundings import take_over_surroundings
 from mpgrad.workers.executor import NodeStep, Placement, run_steps
@@ -110,8 +110,8 @@ class TaskRunner:
             if publication is not None:
                 # The outputs before it are valid: an error that is earlier in order may follow.
                 publication.publish()
-            nodes = name_of([step.wiring.name for step in steps]) or "a NodeTask"
-            return (), 0, encode_error(error, f"{nodes} on {self._where}")
+            node = steps[self._failed_step].wiring.name if steps else "a NodeTask"
+            return (), 0, encode_error(error, f"{node} on {self._where}")
 
     def _run_steps(
         self,

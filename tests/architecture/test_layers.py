@@ -57,7 +57,7 @@ LATE = {
 FOREIGN = {
     "zmq": "wire/zeromq.py",
     "cupy": "devices/cuda_cupy.py",
-    "ray": "",
+    "ray": "launch/ray_cluster.py",
     "torch": "",
     # The product is not to lean on what is beside it, nor on what only that needs.
     "rich": "launch/top_command.py",
@@ -209,12 +209,10 @@ def test_a_class_name_means_one_thing() -> None:
     assert twice == TWICE
 
 
-#: The stand-in for ``torch.Tensor`` has its name; PyTorch calls two things a WorkerInfo, and what a
-#: collective gives a Work.
+#: The stand-in for ``torch.Tensor`` has its name; PyTorch calls two things a WorkerInfo.
 TWICE = {
     "Tensor": ["compat/tensor_type.py", "tensors/tensor.py"],
     "WorkerInfo": ["data/loader_worker.py", "distributed/rpc/service.py"],
-    "Work": ["data/loader_worker.py", "distributed/operation.py"],
 }
 
 

@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing.recurring_graphs import kinds_of, sequence_of, walk
-from mpgrad.autograd.graph_guard import guard_source
+from mpgrad.autograd.freezing.recurring_graphs import (
+    guard_source,
+    kinds_of,
+    sequence_of,
+    walk,
+)
 from mpgrad.base.generated_code import compiled
 from mpgrad.tensors.tensor import gradient_edge
 from tests.random_programs import random_program

@@ -13,9 +13,9 @@ from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.engine.local import run_local, run_local_until
-from mpgrad.scheduler.graph_spec import check_spec
 from mpgrad.scheduler.plan import plan
 from mpgrad.tensors.tensor import gradient_edge
+from simulation.invariants import check_spec
 
 
 class Undefined(mg.Function):

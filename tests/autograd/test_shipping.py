@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import itertools
 import math
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -33,6 +34,7 @@ HEADER = """
 import enum
 import functools
 import math
+import pathlib
 import numpy as np
 import mpgrad as mg
 from mpgrad.autograd.function import Function, once_differentiable
@@ -214,6 +216,26 @@ PURE = {
 }
 
 IMPURE = {
+    "level of a logger": (
+        "value = float(LOG.getEffectiveLevel())",
+        "import logging\nLOG = logging.getLogger('x')",
+        "reads the global `LOG.getEffectiveLevel`, which belongs to one process",
+    ),
+    "handlers of a logger": (
+        "value = float(len(logging.getLogger('x').handlers))",
+        "import logging",
+        "uses .handlers of an unknown object",
+    ),
+    "anomaly mode": (
+        "value = float(mg.is_anomaly_enabled())",
+        "",
+        "`mg.is_anomaly_enabled`, whose state belongs to one process",
+    ),
+    "options of reprlib": (
+        "value = float(len(reprlib.repr('x' * 99)))",
+        "import reprlib",
+        "`reprlib.repr`, whose state belongs to one process",
+    ),
     "sets attributes of ctx": ("ctx.seen = 1\nvalue = ctx.seen", "", "sets ctx.seen"),
     "list": ("value = SCALES[0]", "SCALES = [1.0]", "`SCALES`, a list"),
     "dict": ("value = CONFIG['k']", "CONFIG = {'k': 1.0}", "`CONFIG`, a dict"),
@@ -584,7 +606,7 @@ UNNAMED_CHANGES = {
     "shape of an array": (
         "value = float(W.ndim)",
         "W = np.ones(4)",
-        lambda user: setattr(user.W, "shape", (2, 2)),
+        lambda user: user.W.resize((2, 2), refcheck=False),
     ),
 }
 
@@ -604,6 +626,7 @@ def test_a_change_without_a_name_is_seen(custom, case):
         (builtins, "abs", "value = abs(-2.0)", "the builtin `abs`, which was put there"),
         (builtins, "added", "value = added(2.0)", "the builtin `added`, which was put there"),
         (mg.Tensor, "sinh", "value = grad.sinh().numpy()", "Tensor.sinh was replaced here"),
+        (mg.Tensor, "added", "value = float(hasattr(grad, 'added'))", "Tensor.added was replaced"),
     ],
 )
 def test_what_user_code_puts_in_place_of_ours(custom, monkeypatch, owner, name, body, message):
@@ -639,7 +662,8 @@ class TestImpure:
         class Local(Function):
             backward = staticmethod(lambda ctx, grad: grad)
 
-        assert "defined inside a function" in decide(Local).reason
+        assert "it is defined inside a function" in decide(Local).reason
+        assert "pass the value through ctx" not in decide(Local).reason
 
     def test_module_used_as_a_value(self, user_module, custom):
         settings = user_module("SCALE = 1.0").__name__
@@ -993,6 +1017,14 @@ class TestAttributes:
     def test_sparse_matrices_of_objects_or_lists_stay(self):
         assert attributes_reason({"k": sparse.csr_matrix(np.eye(2))}) == ""
         assert attributes_reason({"k": sparse.lil_matrix(np.eye(2))}) != ""
+
+    def test_the_remedy_fits_what_is_on_ctx(self):
+        path = attributes_reason({"k": pathlib.Path("a")})
+        assert (
+            path == "`ctx.k` is a PosixPath, whose methods read and write files (use str() of it)"
+        )
+        assert attributes_reason({"k": str(pathlib.Path("a"))}) == ""
+        assert "call it by its global name" in attributes_reason({"k": lambda x: x})
 
     def test_methods_of_what_is_on_ctx_count(self, custom):
         module = custom(

@@ -10,7 +10,7 @@ from benchmarks import cli, loads
 from benchmarks.comparison import changes
 from benchmarks.document import document
 from benchmarks.gil_work import spin
-from benchmarks.loads import ALONE, Load, alone, in_a_sample, loops_for
+from benchmarks.loads import ALONE, Attempts, Load, alone, in_a_sample, loops_for
 from benchmarks.plots import speed_up_lines
 from benchmarks.report import Run, as_json
 from benchmarks.rounds import Case, CaseResult, Contender, Effort, Point, Target, measure
@@ -44,6 +44,20 @@ def result(**samples):
 @pytest.mark.parametrize("slow", [0, 3, loads._TRIES, loads._TRIES + 3])
 def test_loops_are_counted_again_if_they_were_counted_in_a_slow_moment(slow):
     assert loops_for(2.0, Processor(slow).seconds) == 50_000
+
+
+@pytest.mark.parametrize(
+    ("in_a_case", "measured"), [([1.0, 1.0], 1), ([1.3, 1.3, 1.0], 2), ([1.3, 0.9, 1.3, 0.9, 1], 4)]
+)
+def test_a_case_is_measured_again_until_its_loops_fit_its_name(in_a_case, measured):
+    """Loops that take ``in_a_case`` times as long there as where they were counted."""
+    attempts = Attempts(Load(32.0, "", has_little_else=False), 2.0, Processor().seconds, most=4)
+    faults = [
+        attempts.fault(result(the_loops_alone=16 * loops * 0.04e-3 * slower))
+        for loops, slower in zip(attempts, in_a_case, strict=False)
+    ]
+    assert len(faults) == measured
+    assert all(faults[:-1])
 
 
 def test_counting_ends_on_a_processor_whose_speed_changes_for_ever():

@@ -70,12 +70,12 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     [
         ("torch.sparse_coo_tensor", "module 'torch' has no attribute 'sparse_coo_tensor': PyTorch"),
         (
-            "torch.nn.SyncBatchNorm",
-            "PyTorch's SyncBatchNorm is not in mpgrad; nearest are BatchNorm",
+            "torch.nn.UninitializedBuffer",
+            "PyTorch's UninitializedBuffer is not in mpgrad; nearest are UninitializedParameter",
         ),
         (
-            "from torch.nn import SyncBatchNorm",
-            "cannot import torch.nn.SyncBatchNorm: PyTorch's Sync",
+            "from torch.nn import UninitializedBuffer",
+            "cannot import torch.nn.UninitializedBuffer: PyTorch's Unin",
         ),
         ("from torch import fx", "cannot import torch.fx: PyTorch's fx is not in mpgrad"),
         ("import torch.fx.graph", "cannot import torch.fx: PyTorch's fx is not in mpgrad"),
@@ -228,3 +228,34 @@ def test_a_function_that_imports_torch_stays_in_the_client(tmp_path: Path) -> No
     done = run(tmp_path, FUNCTION % "import torch")
     assert (done.stdout, done.returncode) == ("[2.0, 2.0, 2.0]\n", 0)
     assert "imports torch" in done.stderr
+
+
+def test_a_dtype_that_numpy_lacks_can_be_named_and_not_used() -> None:
+    by_name = {"float32": stand_in.float32, "bfloat16": stand_in.bfloat16}
+    assert repr(by_name["bfloat16"]) == "torch.bfloat16"
+    assert mg.ones(1).dtype != stand_in.bfloat16
+    for use in (mg.ones(1).to, lambda dtype: mg.zeros(2, dtype=dtype)):
+        with pytest.raises(TypeError, match=r"NumPy has no bfloat16: use torch\.float32"):
+            use(stand_in.bfloat16)
+
+
+def test_other_names_of_what_is_here() -> None:
+    modules, norm = stand_in.nn.modules, mg.nn.BatchNorm2d(3)
+    assert isinstance(norm, modules.batchnorm._BatchNorm)
+    assert not isinstance(mg.nn.InstanceNorm2d(3), modules.batchnorm._BatchNorm)
+    assert isinstance(mg.nn.Conv2d(1, 1, 1), modules.conv._ConvNd)
+    assert stand_in.nn.init._calculate_fan_in_and_fan_out(mg.ones(2, 3)) == (3, 2)
+    assert stand_in.spmm(mg.ones(1, 2), mg.ones(2, 1)).item() == 2
+    assert stand_in.backends.cuda.matmul.allow_tf32 is False
+    with stand_in.nn.attention.sdpa_kernel(stand_in.nn.attention.SDPBackend.MATH):
+        pass
+    with pytest.raises(NotImplementedError, match=r"^model.pth: mpgrad reads no files"):
+        stand_in.hub.load_state_dict_from_url("model.pth")
+
+
+def test_tensors_that_are_not_close_are_told_apart() -> None:
+    close = stand_in.testing.assert_close
+    close({"a": [mg.ones(2), 1.0]}, {"a": [mg.ones(2) + 1e-6, 1.0]})
+    for other in (mg.ones(2) + 1e-3, mg.ones(3), mg.ones(2, dtype=mg.float64), mg.tensor([1, 1])):
+        with pytest.raises(AssertionError):
+            close(mg.ones(2), other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,7 +14,9 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import nn
+from mpgrad.backends.array_program import ArrayProgram
 from mpgrad.base.generated_code import compiled
+from mpgrad.compilation import compile as compilation
 from mpgrad.compilation.compile import VARIANTS_MAX
 from mpgrad.compilation.traced_call import OperatorTracer
 from mpgrad.errors import CompilationError, PerformanceWarning
@@ -499,6 +502,26 @@ def test_a_trace_that_another_thread_disturbs_is_lost(monkeypatch: pytest.Monkey
     assert found == [expected]
     assert _variants(run) == 1, run.compilation.reason
     assert "multiply(" not in run.compilation.source()  # the other thread's
+
+
+def test_ctrl_c_while_a_call_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever it comes, Tensors have their arrays again."""
+
+    def interrupted(program: ArrayProgram) -> None:
+        signal.raise_signal(signal.SIGINT)
+        release(program)
+
+    weight = nn.Parameter(_x())
+    run = mg.compile(lambda: (weight * 2).sum().backward())
+    release = compilation.release
+    with monkeypatch.context() as patch:
+        patch.setattr(compilation, "release", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    assert weight.grad is not None
+    assert type(weight.grad._array) is np.ndarray
+    run()
+    assert (weight.grad == 4).all()
 
 
 def test_results_are_new_tensors_in_each_run() -> None:

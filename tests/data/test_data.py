@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -173,3 +174,13 @@ def test_batch_size_is_positive(size: Any) -> None:
 def test_a_dataset_must_say_what_it_holds() -> None:
     with pytest.raises(NotImplementedError, match="implement __len__"):
         len(Dataset())
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_a_pass_may_have_more_samples_than_memory_holds(replacement: bool) -> None:
+    made = mg.data.RandomSampler(range(5), replacement, 10**12, mg.Generator().manual_seed(0))
+    first = list(itertools.islice(made, 100))
+    assert set(first) == set(range(5))
+    if not replacement:
+        assert all(sorted(first[at : at + 5]) == list(range(5)) for at in range(0, 100, 5))
+    assert len(list(mg.data.RandomSampler(range(5), replacement, 37))) == 37

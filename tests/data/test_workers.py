@@ -18,6 +18,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+from mpgrad.data.worker_pool import WorkerPool
 from tests.leftovers import Leftovers, is_alive, left_since, wait_until
 
 pytestmark = [
@@ -99,6 +100,20 @@ def test_a_pass_that_was_broken_off_does_not_disturb_the_next() -> None:
     assert [plain(batch)[1] for batch in loader] == [[k, k + 1] for k in range(0, 20, 2)]
     with pytest.raises(RuntimeError, match="use persistent_workers=False"):
         next(broken_off)
+
+
+def test_a_pass_after_ctrl_c_has_its_own_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that nobody has taken is no batch of the next pass."""
+
+    def interrupted(pool: WorkerPool, number: int) -> None:
+        raise KeyboardInterrupt
+
+    loader = DataLoader(Images(12), 2, num_workers=2, persistent_workers=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerPool, "_received", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(loader)
+    assert [plain(batch)[1] for batch in loader] == [[k, k + 1] for k in range(0, 12, 2)]
 
 
 class Broken(Images):
@@ -258,6 +273,68 @@ def test_workers_end_with_their_process(end: str, code: int, tmp_path: Path) -> 
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 3
     assert wait_until(lambda: not any(map(is_alive, pids)))
+
+
+BUSY = """
+import multiprocessing, os, signal, sys
+from mpgrad.data import DataLoader
+
+class Endless:
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        if index:
+            signal.pause()
+        return index
+
+batches = iter(DataLoader(Endless(), num_workers=2))
+next(batches)
+if {forks} and os.fork() == 0:
+    sys.stdin.read()
+    os._exit(0)
+pids = [process.pid for process in multiprocessing.active_children()]
+print(*pids, flush=True)
+if {stops}:
+    os.kill(pids[0], signal.SIGSTOP)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("forks", "stops"), [(False, False), (True, False), (False, True)])
+def test_busy_workers_end_with_their_process(forks: bool, stops: bool, tmp_path: Path) -> None:
+    """A batch that never ends, a stopped worker, and a fork that has all descriptors, too."""
+    path = tmp_path / "program.py"
+    path.write_text(BUSY.format(forks=forks, stops=stops))
+    with subprocess.Popen(
+        [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        pids = [int(word) for word in process.stdout.readline().split()]
+        try:
+            assert process.wait() == -signal.SIGKILL
+            assert len(pids) == 2
+            assert wait_until(lambda: not any(map(is_alive, pids)))
+        finally:
+            for pid in filter(is_alive, pids):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_fork_has_workers_of_its_own() -> None:
+    loader = DataLoader(Pids(8), 2, num_workers=1, persistent_workers=True)
+    context = multiprocessing.get_context("fork")
+    seen = context.SimpleQueue()
+
+    def look() -> set[int]:
+        return {pid for batch in loader for pid in batch.tolist()}
+
+    before = look()
+    child = context.Process(target=lambda: seen.put(look()))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert not seen.get() & before
+    assert look() == before
 
 
 def test_a_backward_in_workers_takes_batches_of_workers() -> None:

@@ -15,3 +15,12 @@ def run(cases: Sequence[Callable[[], None]]) -> None:
             print(case.__name__, "failed:", traceback.format_exc().replace("\n", " | "))
         else:
             print(case.__name__, "passed")
+
+
+def error_of(kind: type[BaseException], call: Callable[[], object]) -> str:
+    """The text of the error that ``call`` has to raise."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__} was raised")

@@ -144,6 +144,19 @@ def test_a_result_that_nobody_uses():
         assert dist_autograd.get_gradients(context_id)[x].tolist() == [4.0] * 3
 
 
+def test_steps_like_earlier_ones_and_one_that_is_not():
+    x = mg.tensor([1.0, 2.0], requires_grad=True)
+    for uses_both in (False, False, False, True, False):
+        with dist_autograd.context() as context_id:
+            first, second = rpc.rpc_sync(NEXT, pair, (x,))
+            third, fourth = rpc.rpc_sync(NEXT, pair, (first,))
+            squared = rpc.rpc_sync(AFTER, square, (second,))
+            used = third + squared if uses_both else fourth
+            dist_autograd.backward(context_id, [used.sum()])
+            expected = [4.0 + 18.0 * k for k in (1, 2)] if uses_both else [6.0, 6.0]
+            assert dist_autograd.get_gradients(context_id)[x].tolist() == expected
+
+
 def test_seeds_and_inputs():
     x, y = mg.ones(3, requires_grad=True), mg.ones(3, requires_grad=True)
     with dist_autograd.context() as context_id:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from mpgrad.distributed.autograd import dist_engine
 from mpgrad.distributed.autograd.contexts import Contexts
+from mpgrad.distributed.autograd.like_steps import LikeSteps
 from mpgrad.distributed.autograd.local_part import LocalPart
+from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward
 from mpgrad.graph import node
 from mpgrad.scheduler.hosts import pass_state
 from mpgrad.scheduler.hosts.context_state import ReleasedContexts
@@ -22,13 +25,21 @@ def test_every_host_gets_the_bits_of_one_process_or_none_does(seeds: range) -> N
     run_worlds(seeds)
 
 
+def test_the_context_is_gone_before_backward_tells_of_a_lost_host() -> None:
+    run_worlds([168, 297, 436])
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_many_worlds() -> None:
     run_worlds(range(1_000, 6_000))
 
 
-def run_worlds(seeds: range) -> None:
+def test_in_some_worlds_the_root_guesses_rightly() -> None:
+    assert any(BackwardWorld(seed).run().guessed_right for seed in range(60))
+
+
+def run_worlds(seeds: Iterable[int]) -> None:
     for seed in seeds:
         BackwardWorld(seed).run()
 
@@ -93,9 +104,14 @@ def contexts_are_left_at_home_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(dist_engine.DistEngine, "release", release)
 
 
+def guesses_are_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LocalPart, "is_guessed", False)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
+        guesses_are_believed,
         questions_are_answered_too_early,
         doubled_gradients_count_twice,
         the_root_concludes_after_the_first_report,
@@ -132,6 +148,32 @@ def test_a_host_answers_the_first_question_last() -> None:
     assert marking.take_question(3, 9, {}) == [AnswerHost(3, 9, (), ())]
     assert marking.take_answer(0, (4,), {0: [(7, 1)]}) == [AnswerHost(0, 5, (2, 4), ((7, 1),))]
     assert marking.take_answer(0, (4,), {}) == []
+
+
+def test_a_guess_that_no_walk_has_reached_ends_the_backward() -> None:
+    state = PassState(0, 0, is_smart=True)
+    [ask] = state.handle_event(pass_state.BackwardBegun({1: [(7, 0), (8, 0)]}, is_guessed=True))
+    steps = state.handle_event(pass_state.MarksAnswered(ask.question, (), {}, is_guessed=True))
+    assert steps[0] == pass_state.Conclude(1, commits=False)
+    assert steps[-1] == pass_state.EndBackward(guessed_wrong=True)
+
+
+def test_like_steps_are_guessed_after_two() -> None:
+    def recv(message: int, slots: int) -> RecvRpcBackward:
+        made = RecvRpcBackward(1, message, 1, 0)
+        made.input_metadata = ((),) * slots
+        return made
+
+    steps = LikeSteps()
+    for first in (10, 20):
+        recvs = [recv(first, 1), recv(first + 1, 2)]
+        assert steps.guess(recvs) == []
+        steps.learn(recvs, [(first + 1, 1)])
+    recvs = [recv(30, 1), recv(31, 2)]
+    assert steps.guess(recvs) == [(recvs[1], 1)]
+    assert steps.guess(recvs[:1]) == []
+    steps.learn(recvs, [(30, 0)])
+    assert steps.guess(recvs) == []
 
 
 def test_a_report_of_an_earlier_moment_does_not_count() -> None:

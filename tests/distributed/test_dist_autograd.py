@@ -133,7 +133,6 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return run_ranks(tmp_path_factory.mktemp("cases"), SOURCE, 3, CASES_MODE=request.param)
 
 
-@pytest.mark.hosts
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
@@ -143,7 +142,6 @@ def test_case(ran: Ran, name: str) -> None:
     assert said == [f"{name} passed"] * 3
 
 
-@pytest.mark.hosts
 @pytest.mark.process
 @pytest.mark.slow
 def test_bits_and_hooks_are_those_of_one_process(tmp_path: Path) -> None:
@@ -154,7 +152,6 @@ def test_bits_and_hooks_are_those_of_one_process(tmp_path: Path) -> None:
         assert many.lines[0] == one.lines[0], many.errors
 
 
-@pytest.mark.hosts
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_host_that_dies_is_named_and_nobody_has_gradients(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import ast
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from mpgrad.scheduler.hosts.remote_values import (
     HolderGone,
     RemoteValues,
 )
-from mpgrad.wire.hosts import Call, CallEnded, RpcReady, decode_head
+from mpgrad.wire.hosts import Call, CallEnded, Farewell, RpcReady, decode_head, encode_head
 from tests.distributed.ranks import Ran, run_ranks
 from tests.leftovers import wait_until
 
@@ -176,6 +177,15 @@ def test_a_call_that_comes_early_waits_until_all_others_are_known() -> None:
     service.handle(1, Call(7), unpickled)
     assert wait_until(lambda: any(isinstance(told, CallEnded) for _, told in thread.sent))
     assert (1, CallEnded(7, False)) in [(to, _bare(told)) for to, told in thread.sent]
+
+
+def test_who_leaves_because_of_a_death_says_so() -> None:
+    thread = _Thread()
+    gone: list[tuple[int, str]] = []
+    calls: Any = SimpleNamespace(gone=lambda rank, cause: gone.append((rank, cause)))
+    thread.member.attach(calls)
+    thread.member.handle(2, [encode_head(Farewell(1, "it died"))])
+    assert gone == [(2, "it has left the group after rank 1 was lost")]
 
 
 _services: list[RpcService] = []

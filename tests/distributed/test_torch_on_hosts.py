@@ -74,7 +74,6 @@ def check(ran: Ran, name: str) -> None:
     assert said == [f"{name} passed"] * (1 if name in IN_ONE_RANK else 4), ran.errors
 
 
-@pytest.mark.hosts
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("name", (TOGETHER + OPTIMIZER).split())
@@ -82,7 +81,6 @@ def test_torch(together: Ran, name: str) -> None:
     check(together, name)
 
 
-@pytest.mark.hosts
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALONE.split())
@@ -90,7 +88,6 @@ def test_torch_where_processes_leave(tmp_path: Path, name: str) -> None:
     check(run(tmp_path, "--alone", str(folder()), f"DistAutogradTest.{name}"), name)
 
 
-@pytest.mark.hosts
 @pytest.mark.process
 @pytest.mark.slow
 def test_what_nobody_uses_keeps_nobody_waiting(tmp_path: Path) -> None:

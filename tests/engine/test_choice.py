@@ -20,6 +20,7 @@ from mpgrad.engine.choice import (
     Mode,
     Prediction,
     predict,
+    too_serial,
     too_small,
 )
 from mpgrad.engine.session import Session
@@ -50,9 +51,10 @@ class Slow(mg.Function):
 
 def chosen(graph: FrozenGraph, workers: int, message_us: float = MESSAGE_US) -> Choice:
     """What is chosen the first time."""
-    predicted = predict(plan(graph.spec, message_us=message_us), workers, message_us)
+    planned = plan(graph.spec, workers=workers, message_us=message_us)
+    predicted = predict(planned, workers, message_us)
     first = Experience().choose(predicted, has_workers=False)
-    return too_small(graph, workers, message_us) or first
+    return too_small(graph, workers, message_us) or too_serial(graph, message_us) or first
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +101,31 @@ def test_wide_heavy_work_goes_to_workers() -> None:
 def test_a_chain_stays_here_however_heavy() -> None:
     choice = chosen(frozen(chain(16), 20_000.0), 8)
     assert choice.mode == "local"
-    assert "workers would take" in choice.reason
+    assert choice.reason.endswith("us of work are one chain")
+
+
+def test_a_chain_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of 2,000 Nodes takes longer than their backward."""
+    with mg.Engine("auto", cpu_workers=2) as engine:
+        preparation = engine._execution.preparation
+        monkeypatch.setattr(preparation, "plan_of", lambda _: pytest.fail("planned"))
+        chain(20).backward()
+        x = mg.ones(1000, requires_grad=True)
+        products = x
+        for _ in range(500):
+            products = products * 1.0001
+        products.sum().backward()
+        assert engine.statistics().backwards_local == 2
+        monkeypatch.undo()
+        assert preparation.ready(frozen(branches(20)), has_workers=False).graph is not None
+
+
+def test_layers_that_can_be_divided_are_no_chain() -> None:
+    """The gradients of weights run beside what follows."""
+    x = mg.ones(256, 1024)
+    for _ in range(8):
+        x = x @ mg.ones(1024, 1024, requires_grad=True)
+    assert too_serial(frozen(x.sum()), MESSAGE_US) is None
 
 
 def test_one_worker_is_never_faster() -> None:
@@ -209,6 +235,12 @@ def test_explain_reads_well() -> None:
     assert mode.startswith("mode: local (")
     assert len(rows) == len(mg.Engine("local").explain(hooked()).nodes)
     assert any("SlowBackward" in row and "us" in row for row in rows)
+
+
+def test_explain_counts_in_words() -> None:
+    x = mg.ones(4, requires_grad=True)
+    assert str(mg.Engine("local").explain(x.sum())).startswith("2 nodes in 1 task, ")
+    assert str(mg.Engine("local").explain(x)).startswith("1 node in 1 task, ")
 
 
 def test_explain_wants_a_graph() -> None:
@@ -335,6 +367,18 @@ def test_a_mode_that_is_far_slower_is_not_tried_soon() -> None:
         choice = experience.choose(predicted, has_workers=True)
         assert (choice.mode, choice.is_trial) == ("process", False)
         experience.note("process", 11_000.0, choice)
+
+
+def test_a_mode_that_is_clearly_slower_is_measured_once() -> None:
+    """16 branches of 20 ms: each further measurement takes as long as two backwards in workers."""
+    predicted, experience = Prediction(320_000.0, 175_000.0), Experience()
+    took = Prediction(320_000.0, 180_000.0)
+    modes = []
+    for _ in range(20):
+        choice = experience.choose(predicted, has_workers=True)
+        modes.append(choice.mode)
+        experience.note(mode_of(choice), getattr(took, choice.mode), choice)
+    assert modes.count("local") == 2  # the first one does not count
 
 
 def test_three_odd_times_in_a_row_make_earlier_ones_forgotten() -> None:

@@ -226,3 +226,21 @@ def test_a_graph_that_comes_again_and_again_teaches_less_often(
     assert sum(backward() for _ in range(4 * SAMPLES)) == 4
     took_s[0] = 1.0
     assert backward()
+
+
+def test_joined_tensors_get_their_gradients_in_linear_time() -> None:
+    calls_of_backward(1)  # the first backward of a process loads modules
+    few, many = [calls_of_backward(count) for count in (50, 200)]
+    assert many < 5 * few
+
+
+def calls_of_backward(count: int) -> int:
+    """How often a function is called or a generator goes on in a backward of ``cat``."""
+    loss = mg.cat([mg.ones(2, requires_grad=True) for _ in range(count)]).sum()
+    events: list[str] = []
+    sys.setprofile(lambda frame, event, argument: events.append(event))
+    try:
+        loss.backward()
+    finally:
+        sys.setprofile(None)
+    return events.count("call")

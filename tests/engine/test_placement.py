@@ -87,7 +87,7 @@ def test_functions_of_the_client_are_not_counted_as_parallel() -> None:
     graph = frozen(loss_of(16))
     assert too_small(graph, 2, MESSAGE_US) is None
     for found, mode in ((graph, "process"), (place(graph).frozen, "local")):
-        predicted = predict(plan(found.spec), 8, MESSAGE_US)
+        predicted = predict(plan(found.spec, workers=8), 8, MESSAGE_US)
         assert Experience().choose(predicted, has_workers=False).mode == mode
     explanation = mg.Engine("auto", cpu_workers=8).explain(loss_of(16))
     assert explanation.mode == "local"
@@ -104,7 +104,7 @@ def test_one_of_many_in_the_client_does_not_keep_the_others() -> None:
 def test_the_next_step_finds_the_tables_of_a_placed_graph() -> None:
     first, second = place(frozen(loss_of(3))), place(frozen(loss_of(3)))
     assert first.frozen.spec is second.frozen.spec
-    assert first.frozen.may_recur
+    assert first.frozen.remembered is not None
     assert place(frozen(loss_of(2, others=1))).frozen.spec is not first.frozen.spec
 
 

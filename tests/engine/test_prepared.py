@@ -14,9 +14,7 @@ from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.freezing.recurring_graphs import ENGINES_MAX, Memory
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.options import EngineOptions
-from mpgrad.engine.preparation import Preparation
-from mpgrad.engine.prepared import PreparedGraph
-from mpgrad.engine.wiring import wiring_of
+from mpgrad.engine.preparation import Preparation, PreparedGraph, wiring_of
 from mpgrad.graph.node import Node
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.tuning import SAMPLES

@@ -14,7 +14,7 @@ from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.placement import place
-from mpgrad.engine.prepared import PreparedGraph
+from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.scheduler import chunks
 from mpgrad.scheduler.chunks import SMALL_GRAPH, TASKS_PER_MESSAGE
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted

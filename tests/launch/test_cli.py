@@ -38,6 +38,7 @@ def test_alone_it_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["run"], "required: script"),
         (["run", "--cpu-workers", "0", "x.py"], "'0': expected a whole number of at least 1"),
         (["run", "--gpus", "first", "x.py"], "'first': expected auto, all, none"),
+        (["run", "--serve"], "an engine serves one program"),
         (["run", "--pin", "x.py"], "--pin: invalid choice: 'x.py' (choose from"),
     ],
 )

@@ -12,7 +12,7 @@ from mpgrad.backends import column_parts
 from mpgrad.backends.column_parts import PARTS_MAX, UNIT, columns_of, count_parts, join, shape_of
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.graph.registry import OPERATORS
-from mpgrad.scheduler.wide_sums import WIDTH_LARGE
+from mpgrad.scheduler.sum_places import WIDTH_LARGE
 
 XP = CpuBackend(np.empty)
 DTYPES = (np.float32, np.float64, np.complex64)

@@ -100,3 +100,13 @@ def test_new_tensors_take_dtype_and_place_of_another() -> None:
 def test_tensors_of_one_element_stand_for_numbers_in_lists() -> None:
     x = mg.ones(1, requires_grad=True)
     assert mg.tensor([x, [2.0][0], mg.tensor(3.0)]).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_memory_format_is_accepted_by_all_that_make_tensors_like_others() -> None:
+    x = mg.zeros(2, 3, 4, 4)
+    for layout in (mg.preserve_format, mg.channels_last):
+        for make in (mg.zeros_like, mg.ones_like, mg.empty_like, mg.rand_like, mg.randn_like):
+            assert make(x, memory_format=layout).shape == x.shape
+        for made in (mg.full_like, mg.randint_like):
+            assert made(x, 3, memory_format=layout).is_contiguous()
+        assert x.to(memory_format=layout).clone(memory_format=layout).shape == x.shape

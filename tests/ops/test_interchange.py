@@ -56,11 +56,78 @@ def test_what_requires_grad_is_not_given_away() -> None:
         np.from_dlpack(mg.ones(2, requires_grad=True))
 
 
-def test_read_only_memory_is_not_taken() -> None:
+def test_read_only_memory_makes_a_tensor_that_nothing_writes_into() -> None:
     array = np.ones(2)
     array.flags.writeable = False
-    with pytest.raises(BufferError):
-        mg.from_dlpack(array)
+    tensor = mg.from_dlpack(array)
+    assert tensor.data_ptr() == array.ctypes.data
+    with pytest.raises(RuntimeError, match="read-only"):
+        tensor.add_(1)
+    mg.from_dlpack(array, copy=True).add_(1)
+    assert array.tolist() == [1.0, 1.0]
+
+
+def test_negative_strides_are_not_given_away() -> None:
+    tensor = mg.from_numpy(np.arange(3.0)[::-1])
+    with pytest.raises(BufferError, match="negative strides"):
+        np.from_dlpack(tensor)
+    assert np.from_dlpack(tensor.clone()).tolist() == [2.0, 1.0, 0.0]
+    assert np.from_dlpack(tensor, copy=True).tolist() == [2.0, 1.0, 0.0]
+
+
+def test_a_copy_and_a_device_may_be_asked_for() -> None:
+    array = np.ones(2)
+    assert mg.from_dlpack(array, device="cpu", copy=False).numpy().ctypes.data == array.ctypes.data
+    assert mg.from_dlpack(array, copy=True).numpy().ctypes.data != array.ctypes.data
+    with pytest.raises(RuntimeError):
+        mg.from_dlpack(array, device="cuda:99")
+    tensor = mg.ones(2)
+    assert np.from_dlpack(tensor, copy=True).ctypes.data != tensor.data_ptr()
+
+
+def test_a_capsule_is_taken() -> None:
+    tensor = mg.arange(3.0)
+    bare = mg.from_dlpack(mg.to_dlpack(tensor))
+    assert bare.data_ptr() == tensor.data_ptr()
+    with pytest.raises(RuntimeError, match="read-only"):
+        bare.zero_()
+    versioned = tensor.__dlpack__(max_version=(1, 0))
+    assert "dltensor_versioned" in repr(versioned)
+    assert mg.from_dlpack(versioned).data_ptr() == tensor.data_ptr()
+    with pytest.raises(RuntimeError, match="taken once"):
+        mg.from_dlpack(versioned)
+
+
+def test_tensors_of_two_libraries_are_not_mixed() -> None:
+    torch = pytest.importorskip("torch")
+    for mix in (
+        lambda: mg.ones(2) + torch.ones(2),
+        lambda: torch.exp(mg.ones(2)),
+    ):
+        with pytest.raises(TypeError, match=r"NotImplemented|unsupported operand"):
+            mix()
+
+
+def test_pinned_memory_is_the_hosts() -> None:
+    class Pinned:
+        array = np.ones(2)
+
+        def __dlpack__(self, **_: Any) -> Any:
+            return self.array.__dlpack__()
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 3, 0
+
+    assert mg.from_dlpack(Pinned()).data_ptr() == Pinned.array.ctypes.data
+
+
+def test_a_stream_is_for_gpus() -> None:
+    tensor = mg.ones(2)
+    assert tensor.__dlpack__(stream=-1) is not None
+    with pytest.raises(AssertionError, match="stream should be None"):
+        tensor.__dlpack__(stream=1)
+    with pytest.raises(TypeError, match="stream must be"):
+        tensor.__dlpack__(stream="1")
 
 
 def test_words_for_what_is_no_array() -> None:

@@ -315,6 +315,58 @@ def test_other_numpy_functions_get_the_array() -> None:
         np.sort(leaf(2.0, 1.0))
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: np.sum(x, 0, np.float32),
+        lambda x: np.mean(x, 1, np.float32, keepdims=True),
+        lambda x: np.var(x, 0, None, None, 1),
+        lambda x: np.std(x, axis=0, ddof=1, keepdims=True),
+        lambda x: np.max(x, axis=0, initial=9.0),
+        lambda x: np.prod(x, 1, np.float32),
+        lambda x: np.cumsum(x, None, np.float32),
+        lambda x: np.clip(x, min=2.0),
+        lambda x: np.clip(x, 2.0, 3.0),
+        lambda x: np.reshape(x, shape=(3, 2)),
+        lambda x: np.reshape(x, (3, 2), order="F"),
+        lambda x: np.ravel(x, order="F"),
+        lambda x: np.expand_dims(x, (0, -1)),
+        lambda x: np.concatenate([x, x], axis=None),
+        lambda x: np.einsum("ij->i", x, optimize=True),
+        lambda x: np.swapaxes(a=x, axis1=0, axis2=1),
+        lambda x: np.add.reduce(x, None),
+        lambda x: np.cbrt(x[0, 0]),
+        lambda x: np.divmod(x, 2),
+    ],
+)
+def test_numpy_functions_take_numpys_arguments(call: Any) -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    found, expected = call(creation.from_numpy(array)), call(array)
+    for one, other in zip(
+        *(v if isinstance(v, tuple) else (v,) for v in (found, expected)), strict=True
+    ):
+        assert np.asarray(one).dtype == other.dtype
+        np.testing.assert_allclose(np.asarray(one), other, rtol=1e-6)
+
+
+def test_ufuncs_give_tensors() -> None:
+    x = creation.tensor([[4.0, 1.0]])
+    results = (np.cbrt(x[0, 0]), np.add.reduce(x, None), *np.divmod(x, 3))
+    assert all(isinstance(result, mg.Tensor) for result in results)
+    assert np.frompyfunc(str, 1, 1)(x).tolist() == [["4.0", "1.0"]]
+
+
+def test_numpy_functions_do_not_write_into_a_tensor() -> None:
+    x, out = creation.tensor([4.0, 1.0]), creation.tensor([0.0])
+    for call in (
+        lambda: np.sum(x, axis=0, keepdims=True, out=out),
+        lambda: np.add(x, x, out=x),
+    ):
+        with pytest.raises(TypeError, match="in-place"):
+            call()
+    assert (x.tolist(), out.tolist()) == ([4.0, 1.0], [0.0])
+
+
 def test_numpy_shares_memory() -> None:
     array = np.zeros(2)
     x = creation.from_numpy(array)

@@ -180,3 +180,36 @@ def test_a_state_of_another_structure_is_refused() -> None:
     state = SGD([leaf([1.0]), leaf([1.0])], lr=0.1).state_dict()
     with pytest.raises(ValueError, match="parameter groups of other sizes"):
         SGD([leaf([1.0])], lr=0.1).load_state_dict(state)
+
+
+def test_pytorchs_choice_of_an_implementation_changes_nothing() -> None:
+    weights = [leaf([1.0, 2.0]) for _ in range(2)]
+    for weight, choice in zip(weights, ({}, {"foreach": True, "fused": None}), strict=True):
+        weight.grad = mg.tensor([0.5, 0.5])
+        for make in (SGD, mg.optim.AdamW, mg.optim.RMSprop):
+            make([weight], lr=0.1, **choice).step()
+    assert weights[0].tolist() == weights[1].tolist() != [1.0, 2.0]
+    with pytest.raises(TypeError, match=r"^Adam.__init__\(\) got an unexpected .* 'foreahc'"):
+        mg.optim.Adam(weights, foreahc=True)
+    with pytest.raises(NotImplementedError, match="differentiable=True"):
+        SGD(weights, differentiable=True)
+
+
+def test_the_state_of_a_parameter_begins_empty() -> None:
+    class Averages(mg.optim.Optimizer):
+        @mg.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                state = self.state[parameter]
+                if len(state) == 0:
+                    state["mean"] = mg.zeros_like(parameter, memory_format=mg.preserve_format)
+                parameter.sub_(state["mean"].lerp_(parameter.grad, 0.5))
+
+    weight = leaf([2.0])
+    optimizer = Averages([weight], {})
+    for _ in range(2):
+        weight.grad = mg.tensor([1.0])
+        optimizer.step()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert weight.tolist() == [0.75]
+    assert optimizer.state[leaf([1.0])] == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from functools import partial
 from typing import Any, ClassVar
 
@@ -47,8 +48,16 @@ def serial() -> list[list[str]]:
         return [fingerprints(seed) for seed in range(PROGRAMS)]
 
 
-def differing(seeds: range, serial: list[list[str]]) -> list[int]:
-    return [seed for seed in seeds if fingerprints(seed) != serial[seed]]
+def differing(seeds: range, serial: list[list[str]]) -> list[tuple[int, list[str]]]:
+    """The programs with other bits, each with its warnings."""
+    found = []
+    for seed in seeds:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            bits = fingerprints(seed)
+        if bits != serial[seed]:
+            found.append((seed, [str(warning.message) for warning in told]))
+    return found
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.autograd.freezing import freeze
-from mpgrad.engine import blas, idle_threads
+from mpgrad.engine import blas
 from mpgrad.shipping import decision
 from mpgrad.tensors import accumulate_grad
 
@@ -91,7 +91,6 @@ def test_a_lock_that_another_thread_has(mode: str) -> None:
     locks = (
         blas._lock,
         decision._lock,
-        idle_threads._lock,
         freeze._memory._lock,
         accumulate_grad._grad_lock,
     )

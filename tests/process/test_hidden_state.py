@@ -254,6 +254,65 @@ def test_callbacks_of_numpy(engine: mg.Engine) -> None:
     assert x.grad.item() == (1.0 + len("[0.5]")) + (1.0 + len("[a word]"))
 
 
+class PrintsTensors(Scales):
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad * float(len(str(mg.tensor(1 / 3))))
+
+
+def test_the_print_options_of_tensors(engine: mg.Engine) -> None:
+    before = tasks_of_workers(engine)
+    try:
+        for precision in (2, 6):
+            mg.set_printoptions(precision=precision)
+            x = leaf()
+            PrintsTensors.apply(x).sum().backward()
+            assert x.grad is not None
+            assert x.grad.item() == len("tensor(0.)") + precision
+    finally:
+        mg.set_printoptions(profile="default")
+    assert tasks_of_workers(engine) > before
+
+
+class PrintsPolynomials(Scales):
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad * float(len(str(np.polynomial.Polynomial([1, 2, 3]))))
+
+
+def test_how_polynomials_are_printed(engine: mg.Engine) -> None:
+    np.polynomial.set_default_printstyle("ascii")
+    try:
+        x = leaf()
+        with pytest.warns(mg.errors.PerformanceWarning, match=r"set_default_printstyle was set"):
+            PrintsPolynomials.apply(x).sum().backward()
+        assert x.grad is not None
+        assert x.grad.item() == len(str(np.polynomial.Polynomial([1, 2, 3])))
+    finally:
+        np.polynomial.set_default_printstyle("unicode")
+
+
+class ChangesTensors(Scales):
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor, held: Any) -> Any:
+        ctx.held = held
+        return x.detach() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        ctx.held[:] = 1.0
+        return grad * 2, None
+
+
+@pytest.mark.parametrize("held", [mg.zeros(4), mg.zeros(4)[::2], np.zeros(4)[::2]])
+def test_arrays_on_a_ctx_that_backward_changes(engine: mg.Engine, held: Any) -> None:
+    """A change in a worker would be lost."""
+    x = leaf()
+    with pytest.raises((RuntimeError, ValueError), match="read-only"):
+        ChangesTensors.apply(x, held).sum().backward()
+    assert x.grad is None
+
+
 class ReadsDecimals(Scales):
     @staticmethod
     def backward(ctx: Any, grad: mg.Tensor) -> Any:

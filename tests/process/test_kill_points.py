@@ -45,7 +45,6 @@ def one_node_per_task() -> Iterator[None]:
         patch.setattr(costs, "model", Unteachable())
         patch.setattr(tuning, "WORTH_MESSAGES", 0.01)
         patch.setattr(tuning, "TASK_MAX_US", 0.0)
-        patch.setattr(tuning, "CHAIN_MAX_US", 0.0)
         yield
 
 

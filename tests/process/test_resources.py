@@ -244,7 +244,6 @@ def test_a_gradient_that_is_two_results_is_given_back_whole(
     """An addition alone in its task passes one block on to both leaves."""
     monkeypatch.setattr(tuning, "WORTH_MESSAGES", 0.01)
     monkeypatch.setattr(tuning, "TASK_MAX_US", 0.0)
-    monkeypatch.setattr(tuning, "CHAIN_MAX_US", 0.0)
     x, y = (mg.ones(200, 200, requires_grad=True) for _ in range(2))
     for _ in range(3):
         mg.exp(x + y).sum().backward()

@@ -149,3 +149,23 @@ def test_a_death_without_a_stack() -> None:
         with pytest.raises(WorkerLost, match="SIGKILL") as caught:
             Faults.apply(mg.ones(2, requires_grad=True), "SIGKILL").sum().backward()
         assert caught.value.__cause__ is None
+
+
+class OneGradient(mg.Function):
+    """Returns one gradient for two arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor, factor: float) -> Any:
+        return x.numpy() * factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        return grad
+
+
+def test_what_mpgrad_itself_raises_on_a_worker_is_said_once() -> None:
+    with mg.Engine("process", cpu_workers=1):
+        with pytest.raises(RuntimeError, match=r"expected 2, got 1") as caught:
+            OneGradient.apply(mg.ones(2, requires_grad=True), 3.0).sum().backward()
+        assert caught.value.__cause__ is None
+        assert any("raised in OneGradientBackward on worker" in n for n in caught.value.__notes__)

@@ -8,11 +8,11 @@ from random import Random
 import pytest
 
 from mpgrad.scheduler.bundling import bundle
-from mpgrad.scheduler.fusion import chain_limit_us, group
+from mpgrad.scheduler.fusion import group
 from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
-from mpgrad.scheduler.tuning import BUNDLE_CHAINS, MESSAGE_US, worth_us
+from mpgrad.scheduler.tuning import MESSAGE_US, TASK_MAX_US, worth_us
 from simulation.random_graphs import random_graph
 
 
@@ -64,8 +64,7 @@ def test_bundles_of_any_graph_are_sound(seed: int) -> None:
         groups = {grouping.group_of[node] for node in nodes}
         largest = max(grouping.total_us[group] for group in groups)
         total = sum(spec.nodes[node].cost_us for node in nodes)
-        limit = BUNDLE_CHAINS * chain_limit_us(spec, 2, MESSAGE_US)
-        assert total <= max(1.5 * limit, largest) + worth_us(MESSAGE_US)
+        assert total <= max(1.5 * TASK_MAX_US, largest) + worth_us(MESSAGE_US)
     for producer, node in enumerate(spec.nodes):
         for target in node.edges:
             # Bundles are numbered in a topological order: no cycle.
@@ -118,7 +117,7 @@ def test_branches_on_a_gpu_are_shared_by_its_workers() -> None:
     """All of them: how long a Node is at work on the GPU is not in what it costs the worker."""
     spec = fan(16, 150.0, links=3)
     spec = spec._replace(nodes=tuple(node._replace(device=1) for node in spec.nodes))
-    assert [len(nodes) for nodes in nodes_of(plan(spec, workers=8))] == [1, 24, 24]
+    assert [len(nodes) for nodes in nodes_of(plan(spec, workers=8))] == [1, 48]
     planned = plan(spec, workers=1, gpu_workers={0: 4, 1: 2})
     assert [len(nodes) for nodes in nodes_of(planned)] == [1, 24, 24]
 

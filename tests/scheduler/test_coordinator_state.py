@@ -11,11 +11,11 @@ from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
-from mpgrad.scheduler.coordinator_statistics import statistics_of
 from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX, RESTARTS_WITHOUT_PROGRESS_MAX
-from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec, OutputSpec
 from mpgrad.shm.free_list import FreeList
+from simulation.coordinator_statistics import statistics_of
+from simulation.invariants import check_invariants
 
 CLIENT, WORKER, OTHER = "c1.0", "w0.1", "w1.1"
 KIB = 1024

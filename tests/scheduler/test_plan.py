@@ -11,7 +11,7 @@ import pytest
 from mpgrad.base.handles import INLINE_LIMIT_BYTES
 from mpgrad.scheduler.fusion import chain_limit_us, group
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
-from mpgrad.scheduler.input_buffer import InputBuffer
+from mpgrad.scheduler.graph_task import InputBuffer
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import CAPTURE, InnerTarget, Plan
 from mpgrad.scheduler.tuning import BACKWARD_MESSAGES, MESSAGE_US, worth_us

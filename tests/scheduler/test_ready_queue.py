@@ -8,7 +8,7 @@ import pytest
 
 from mpgrad.base.handles import Block
 from mpgrad.errors import InvariantViolated
-from mpgrad.scheduler.input_buffer import InputBuffer
+from mpgrad.scheduler.graph_task import InputBuffer
 from mpgrad.scheduler.ready_queue import ReadyQueue, ReadyTask
 
 

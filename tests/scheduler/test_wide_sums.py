@@ -7,7 +7,7 @@ import pytest
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import CAPTURE
-from mpgrad.scheduler.wide_sums import LARGE_BYTES, WIDTH_LARGE, WIDTH_SMALL, WideSum, width_for
+from mpgrad.scheduler.sum_places import LARGE_BYTES, WIDTH_LARGE, WIDTH_SMALL, WideSum, width_for
 
 CONSUMER = (3, 1)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +183,22 @@ def test_the_directory_for_temporary_files_is_not_touched(
         check_usable()
         assert list(tmp_path.rglob("*")) == [theirs.parent, theirs]
     assert list(tmp_path.rglob("*")) == [theirs.parent, theirs]
+
+
+def test_who_clears_that_directory_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As systemd-tmpfiles does: new sessions find the coordinator all the same."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with mg.Engine("process", cpu_workers=1) as own, ThreadPoolExecutor(4) as threads:
+        check_usable()
+        shutil.rmtree(temporary)
+        for done in [threads.submit(check_usable) for _ in range(4)]:
+            done.result()
+        assert own.statistics().backwards_process == 5
 
 
 def test_nothing_is_left_at_the_end() -> None:

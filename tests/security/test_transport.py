@@ -11,9 +11,9 @@ from typing import NamedTuple
 import pytest
 
 from mpgrad.wire.endpoint import Endpoint
-from mpgrad.wire.identity import PROOF_BYTES, identity_of
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
 from mpgrad.wire.transport import CLIENT, CONTROL, TASK, WORKER_LANES, Arrival, Router
+from mpgrad.wire.zeromq import PROOF_BYTES, identity_of
 from tests.security.raw_peers import PATIENCE_MS, RawPeer
 
 TOKEN = b"the engine's"

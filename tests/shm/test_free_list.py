@@ -119,7 +119,7 @@ class FreeListMachine(RuleBasedStateMachine):
     @invariant()
     def the_book_is_right(self):
         self.blocks.check()
-        assert self.blocks.high_water == self.end
+        assert self.blocks._high_water == self.end
         figures = self.blocks.statistics()
         assert figures.used_bytes == self.used
         assert figures.idle_bytes == self.idle

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from mpgrad.errors import ProtocolError
-from mpgrad.shm.header import check_header, write_header
+from mpgrad.shm.mapped_arena import check_header, write_header
 from mpgrad.shm.segment import Segment
 
 PAGE = 4096

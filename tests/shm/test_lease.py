@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpgrad.errors import ProtocolError
-from mpgrad.shm.lease import byte_bounds, lease_of, view
+from mpgrad.shm.mapped_arena import byte_bounds, lease_of, view
 from mpgrad.shm.segment import Segment
 
 PAGE = 4096

@@ -17,8 +17,7 @@ from mpgrad.scheduler import plan as plan_module
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.deaths import Deaths
 from mpgrad.scheduler.graph_endings import GraphEndings
-from mpgrad.scheduler.graph_task import GraphTask, TaskState
-from mpgrad.scheduler.input_buffer import MISSING, InputBuffer
+from mpgrad.scheduler.graph_task import MISSING, GraphTask, InputBuffer, TaskState
 from mpgrad.scheduler.lease_table import LeaseTable
 from mpgrad.scheduler.membership import Flight, MemberRecord, Membership
 from mpgrad.scheduler.plan import plan
@@ -402,28 +401,26 @@ def sessions_share_the_names_of_their_graphs(patch):
 @bug
 def a_task_is_ready_one_arrival_early(patch):
     def wrong(self, task):
-        if self._is_early(task, -1, -1, None):
-            return False
         self.dependencies[task] -= 1
         is_ready = self.dependencies[task] <= 1 and self.states[task] is TaskState.NOT_READY
         if is_ready:
             self._apply(task, "inputs complete")
         return is_ready
 
-    patch.setattr(GraphTask, "unlock", wrong)
+    patch.setattr(GraphTask, "_count_down", wrong)
 
 
 @bug
 def arrivals_before_the_tables_are_lost(patch):
-    right = GraphTask._is_early
+    right = GraphTask._comes_early
 
     def wrong(self, task, slot, place, ref):
-        is_early = right(self, task, slot, place, ref)
-        if is_early and slot >= 0:
+        is_ready = right(self, task, slot, place, ref)
+        if slot >= 0:
             self.early.pop()
-        return is_early
+        return is_ready
 
-    patch.setattr(GraphTask, "_is_early", wrong)
+    patch.setattr(GraphTask, "_comes_early", wrong)
 
 
 @bug

@@ -12,9 +12,8 @@ import pytest
 
 from mpgrad.base.handles import ENGINE_ARENA, Block
 from mpgrad.coordinator.coordinator import Coordinator
-from mpgrad.coordinator.deadlines import Deadlines
 from mpgrad.coordinator.supervisor import Supervisor
-from mpgrad.coordinator.watchdog import Watchdog
+from mpgrad.coordinator.watchdog import Deadlines, Watchdog
 from mpgrad.engine.session import Session
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do

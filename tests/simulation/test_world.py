@@ -11,11 +11,11 @@ from random import Random
 
 import pytest
 
-from mpgrad.scheduler.graph_spec import check_spec
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
 from mpgrad.scheduler.plan import plan
 from simulation import caller
 from simulation.faults import ALL_FAULTS, NO_FAULTS, Faults
+from simulation.invariants import check_spec
 from simulation.many_worlds import run_worlds
 from simulation.path_counts import MODULUS, TracedGraph, run_serially
 from simulation.random_graphs import NODES_MAX, NODES_MIN, random_graph
@@ -48,6 +48,21 @@ def test_without_faults_every_graph_completes() -> None:
         ends = [type(what[0]).__name__ for _, _, what in world.log.entries]
         assert ends.count("CompleteGraph") == 2
         assert "FailGraph" not in ends
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        # A caller died with frames in its inbox: its wait returned at once, for ever.
+        420_014_589,
+        # Another worker got a task at a deadline: its next death counted as nobody's fault.
+        700_133_108,
+        # A caller was cut off for a forged message: what it released later was not read.
+        700_146_035,
+    ],
+)
+def test_seeds_at_which_the_simulation_itself_was_wrong(seed: int) -> None:
+    World.drawn(seed).run()
 
 
 KINDS = [field.name for field in fields(Faults)]

@@ -16,7 +16,7 @@ from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.replies import Replies
 from simulation import __main__ as testing
-from stress import chaos, deep, functions, hostile, killer, operators, simulation, soak
+from stress import chaos, deep, functions, hostile, hosts, killer, operators, simulation, soak
 from stress.__main__ import main
 from stress.fuzz_core import fuzz
 from stress.fuzz_worker import fuzz_worker
@@ -117,6 +117,25 @@ def test_storm_passes(capsys: pytest.CaptureFixture[str]) -> None:
     verdict = capsys.readouterr().out.splitlines()[-1]
     assert verdict.startswith("storm: PASSED: 6 threads and 1 client processes at once, 7 back")
     assert "0 of 7 trainings wrong" in verdict
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_hosts_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hosts", "--kills", "1", "--frames", "200", "--seed", "7"]) == 0
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict.startswith("hosts: PASSED: 1 ranks killed and 0 stopped, of 3 each; ")
+    assert verdict.endswith(" 200 frames of strangers, 0 faults; nothing left")
+
+
+def test_hosts_notices_what_a_rank_does_not_say() -> None:
+    tally = hosts.Tally()
+    other = "[rank 2] lost 0 9 rank 0 is lost: it has left the group after rank 1 was lost\n"
+    hosts._judge(7, 1, "[rank 0] lost 1 8 rank 1 is lost\n" + other, "", tally)
+    assert (tally.rounds, tally.faults) == (17, [])
+    hosts._judge(7, 1, "[rank 0] wrong an average is wrong in round 3\n", "", tally)
+    assert len(tally.faults) == 2
+    assert "wrong an average" in tally.faults[0]
 
 
 @pytest.mark.process

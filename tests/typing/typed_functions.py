@@ -101,3 +101,11 @@ def uses(x: mg.Tensor) -> float:
     with mg.profiler.profile() as prof:
         assert_type(prof, mg.profiler.profile)
     return float(y.sum().item())
+
+
+def slope(x: mg.Tensor) -> mg.Tensor:
+    """A gradient penalty: None is possible only where it was asked for."""
+    (unused,) = mg.grad(x.sum(), x, allow_unused=True)
+    assert_type(unused, mg.Tensor | None)
+    (found,) = mg.grad(x.sum(), x, create_graph=True)
+    return (found**2).sum()

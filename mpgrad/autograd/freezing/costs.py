@@ -1,4 +1,4 @@
-"""The expected cost of a Node's rule: measured earlier, or estimated from its shapes.
+"""The expected cost of a Node's rule, measured or estimated, and how its work can be split.
 
 A wrong estimate costs time, never correctness: costs decide which Nodes are fused and which run
 first, and neither changes a bit of the result.
@@ -11,10 +11,13 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.backends import column_parts
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.graph.node import InputMetadata, Node
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import CostModel
+from mpgrad.scheduler.graph_spec import NodeSpec
+from mpgrad.scheduler.split import split_above_us
 
 #: All measurements of this process.
 model = CostModel()
@@ -112,3 +115,30 @@ def _product_flops(node: OperatorNode) -> float:
     else:
         length = 0
     return 2.0 * result * length * len(wanted)
+
+
+# ---------------------------------------------------------------------- dividing a Node
+
+
+def with_division(spec: NodeSpec, node: Node) -> NodeSpec:
+    """``spec`` with the cost of the Node's second half, and the parts of its first output.
+
+    These are computed only for Nodes that may be worth splitting, in each new graph.
+    """
+    if not spec.is_splittable or spec.cost_us < split_above_us(tuning.MESSAGE_US):
+        return spec
+    return spec._replace(
+        second_half_share=second_half_share(node), part_nbytes=_part_nbytes(spec, node)
+    )
+
+
+def _part_nbytes(spec: NodeSpec, node: Node) -> tuple[int, ...]:
+    """Bytes of the parts in which the first input's gradient is computed (``column_parts``)."""
+    if not isinstance(node, OperatorNode) or node.operator.in_columns is None:
+        return ()
+    first = node.input_info[0]
+    if first is None or spec.edges[0] is None:
+        return ()
+    count = column_parts.count_parts(node.input_metadata[0].shape, first.shape[-1])
+    shapes = [column_parts.shape_of(first.shape, (part, part + 1), count) for part in range(count)]
+    return tuple([math.prod(shape) * first.dtype.itemsize for shape in shapes])

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpgrad.autograd.freezing.client_nodes import LOGGER
-from mpgrad.autograd.freezing.costs import estimate, second_half_share
-from mpgrad.autograd.freezing.division import with_division
+from mpgrad.autograd.freezing.costs import estimate, second_half_share, with_division
 from mpgrad.autograd.freezing.frozen_graph import (
     FrozenGraph,
     ResultSink,
@@ -21,6 +20,7 @@ from mpgrad.autograd.freezing.frozen_graph import (
 )
 from mpgrad.autograd.freezing.graph_tables import Cost, GraphTables
 from mpgrad.autograd.freezing.recurring_graphs import (
+    Guards,
     Key,
     Memory,
     Remembered,
@@ -30,7 +30,6 @@ from mpgrad.autograd.freezing.recurring_graphs import (
     kinds_of,
     walk,
 )
-from mpgrad.autograd.graph_guard import Guards
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.graph.node import Edge, Node
 from mpgrad.scheduler import tuning

@@ -18,7 +18,7 @@ from mpgrad.autograd.freezing.client_nodes import (
     HooksBefore,
     runs_node_hooks,
 )
-from mpgrad.autograd.freezing.division import with_division
+from mpgrad.autograd.freezing.costs import with_division
 from mpgrad.autograd.freezing.frozen_graph import (
     FrozenGraph,
     KeptSink,
@@ -28,6 +28,7 @@ from mpgrad.autograd.freezing.frozen_graph import (
     WantedSink,
 )
 from mpgrad.autograd.freezing.recurring_graphs import Template, Walk, sequence_of
+from mpgrad.devices.device_arrays import CUDA
 from mpgrad.devices.gpu_nodes import on_gpus
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.graph.node import Edge, InputMetadata, Node
@@ -220,8 +221,10 @@ class GraphTables:
                 for node, edges, runs in zip(self.nodes, self.edges, self.runs, strict=True)
             ]
         )
-        placed = zip(on_gpus(specs, self.nodes), self.nodes, strict=True)
-        specs = tuple([with_division(spec, node) for spec, node in placed])
+        if CUDA.in_use:
+            specs = on_gpus(specs, self.nodes)
+        pairs = zip(specs, self.nodes, strict=True)
+        specs = tuple([with_division(spec, node) for spec, node in pairs])
         spec = GraphSpec(
             specs,
             targets,

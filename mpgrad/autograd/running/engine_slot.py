@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from mpgrad.autograd.running.helper_threads import LEVELS_PER_THREAD, on_helper_thread
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.thread_state import PerThread
-from mpgrad.graph.grad_modes import is_multithreading_enabled
+from mpgrad.graph.grad_modes import GRAD_MODE
 
 if TYPE_CHECKING:
     from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
@@ -64,7 +64,7 @@ _place = _Place()
 
 def is_local() -> bool:
     """Whether a backward that starts on this thread now must stay in this process."""
-    return is_inside_rule() or not is_multithreading_enabled()
+    return is_inside_rule() or not GRAD_MODE.multithreading
 
 
 def is_inside_rule() -> bool:

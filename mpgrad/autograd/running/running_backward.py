@@ -91,7 +91,7 @@ class RunningBackward:
         if outer is not None:
             self.depth, self.levels = outer.depth + 1, outer.levels + 1
             self.session = outer.session
-        self._hooks = HOOKS.state
+        self._hooks = HOOKS.thread.state
         _current.backward = self
         return self
 
@@ -106,7 +106,7 @@ class RunningBackward:
             raise
         finally:
             _current.backward = self.outer
-            if HOOKS.state is not self._hooks:  # user code entered or left hooks in here
+            if HOOKS.thread.state is not self._hooks:  # user code entered or left hooks in here
                 HOOKS.restore(self._hooks)
         if kind is not None:
             self._fail()

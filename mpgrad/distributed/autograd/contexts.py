@@ -56,6 +56,11 @@ class DistAutogradContext:
         with self._lock:
             return dict(self._sends)
 
+    def recvs(self) -> list[RecvRpcBackward]:
+        """In the order in which they have come."""
+        with self._lock:
+            return list(self._recvs.values())
+
     # ------------------------------------------------------------------ gradients
 
     def accumulate(self, gradients: list[tuple[Tensor, Tensor]]) -> None:

@@ -137,6 +137,12 @@ def _checked_inputs(inputs: Any) -> list[Tensor]:
 def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
     """The gradients that the backwards of a context have given in this process, by tensor.
 
+    Args:
+        context_id: what ``context()`` gives.
+
+    Returns:
+        For each leaf of this process its gradient, of its shape.
+
     Raises:
         RuntimeError: there is no such context.
         HostLost: a host that it spans has died.

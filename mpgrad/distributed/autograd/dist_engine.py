@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from mpgrad.distributed.autograd.contexts import Contexts, DistAutogradContext
+from mpgrad.distributed.autograd.like_steps import LikeSteps
 from mpgrad.distributed.autograd.local_part import LocalPart, PartStopped
 from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward
 from mpgrad.distributed.group_member import Frames
@@ -64,6 +65,7 @@ class DistEngine:
         self.contexts = Contexts(rank)
         self._tell, self._ask, self._run = tell, ask, run
         self._numbers = itertools.count()
+        self.like_steps = LikeSteps()
         #: The processes that have died or left, and why.
         self._lost: dict[int, str] = {}
 
@@ -86,17 +88,23 @@ class DistEngine:
             RuntimeError: a rule has raised, or something is awaited that nobody sends.
         """
         with context.one_at_a_time:
-            part = self.begin(
-                context, roots, seeds, inputs, keep_graph=keep_graph, is_smart=is_smart
-            )
-            try:
-                part.may_run.wait()
-                if not part.has_ended.is_set():
-                    self.run_part(part)
-                part.has_ended.wait()
-            except BaseException as error:  # Ctrl-C
-                self._fail(part, error)
-                raise
+            for may_guess in (True, False):
+                part = self.begin(
+                    context, roots, seeds, inputs,
+                    keep_graph=keep_graph, is_smart=is_smart, may_guess=may_guess,
+                )  # fmt: skip
+                try:
+                    part.may_run.wait()
+                    if not part.has_ended.is_set():
+                        self.run_part(part)
+                    part.has_ended.wait()
+                except BaseException as error:  # Ctrl-C
+                    self._fail(part, error)
+                    raise
+                if is_smart and not part.end.guessed_wrong:
+                    self.like_steps.learn(context.recvs(), part.asked)
+                if not part.end.guessed_wrong:
+                    break
         self.raise_error_of(part)
 
     def begin(
@@ -108,14 +116,19 @@ class DistEngine:
         *,
         keep_graph: bool,
         is_smart: bool,
+        may_guess: bool = True,
     ) -> LocalPart:
-        """Begin a backward; ``may_run`` of the part tells when ``run_part`` may be called."""
+        """Begin a backward; ``may_run`` of the part tells when ``run_part`` may be called.
+
+        With ``may_guess`` its end may be ``guessed_wrong``: then begin it again without.
+        """
         part = self.part_class(
             context, (self.rank, next(self._numbers)), is_smart=is_smart,
             send=self._send_gradients, wait=self.wait, roots=roots, seeds=seeds,
             inputs=inputs, keep_graph=keep_graph,
         )  # fmt: skip
-        reached = part.reach_from_roots() if is_smart else {}
+        guess = self.like_steps.guess(context.recvs()) if is_smart and may_guess else ()
+        reached = part.reach_from_roots(guess) if is_smart else {}
         part.spans_hosts = bool(reached)
         self._ask(lambda: self._begin(part, reached))
         return part
@@ -172,7 +185,7 @@ class DistEngine:
         if self.contexts.known(part.context.id) is None:  # it was left meanwhile
             self._note_error(part, self._why_gone(part.context.id))
             return
-        self._note(part, ps.BackwardBegun(reached))
+        self._note(part, ps.BackwardBegun(reached, part.is_guessed))
 
     def run_part(self, part: LocalPart) -> None:
         """On a thread of its own, or that of ``backward()``."""
@@ -262,10 +275,11 @@ class DistEngine:
         self, part: LocalPart, sender: int, message: BackwardMessage, frames: Frames
     ) -> ps.PassEvent:
         if isinstance(message, AskMarks):
-            return ps.MarksAsked(sender, message.question, part.reach_from_slots(message.slots))
+            reached = part.reach_from_slots(message.slots)
+            return ps.MarksAsked(sender, message.question, reached, part.is_guessed)
         if isinstance(message, AnswerMarks):
             reached = part.reach_from_slots(message.slots)
-            return ps.MarksAnswered(message.question, message.hosts, reached)
+            return ps.MarksAnswered(message.question, message.hosts, reached, part.is_guessed)
         if isinstance(message, BeginPart):
             part.begin_as(keep_graph=message.keep_graph, is_partial=message.is_partial)
             return ps.PartRequested()
@@ -350,6 +364,9 @@ class DistEngine:
         part.end = end
         if end.stuck is not None and end.stuck[0] == self.rank:
             part.waits[self.rank] = part.described(end.stuck[1])
+        error = part.errors.get(end.failed)
+        if isinstance(error, HostLost):  # before backward() raises: nobody finds the context then
+            self.release(part.context.id, (error.rank, error.cause))
         part.has_ended.set()
         part.may_run.set()
 

@@ -68,6 +68,9 @@ class LocalPart:
         self._roots, self._seeds = roots, seeds
         self._reached: set[Any] = set()
         self._marks: dict[int, set[int]] = {}
+        #: What was asked without having been reached; and what the walks have reached elsewhere.
+        self._guessed: set[Slot] = set()
+        self.asked: list[Slot] = []
         self._condition = threading.Condition()
         self._arrived: dict[int, list[Any]] = {}
         self._is_stopped = False
@@ -105,9 +108,22 @@ class LocalPart:
 
     # ------------------------------------------------------------------ marking
 
-    def reach_from_roots(self) -> dict[int, list[Slot]]:
-        """What the roots lead to on other hosts, and has not been reached yet, by their rank."""
-        return self._reach(list(self._roots))
+    def reach_from_roots(
+        self, guess: Sequence[tuple[RecvRpcBackward, int]] = ()
+    ) -> dict[int, list[Slot]]:
+        """What the roots lead to on other hosts, and what ``guess`` adds, by their rank."""
+        found = self._reach(list(self._roots))
+        for node, slot_nr in guess:
+            slot = node.message, slot_nr
+            if slot not in self._reached:
+                self._guessed.add(slot)
+                found.setdefault(node.origin, []).append(slot)
+        return found
+
+    @property
+    def is_guessed(self) -> bool:
+        """Whether the walks have not reached all that was asked."""
+        return bool(self._guessed)
 
     def reach_from_slots(self, slots: Sequence[Slot]) -> dict[int, list[Slot]]:
         """The same, from tensors that this host has sent.
@@ -143,7 +159,11 @@ class LocalPart:
             self._reached.add(slot)
             self._require_own(node)
             if node.origin != rank:
-                found.setdefault(node.origin, []).append(slot)
+                self.asked.append(slot)
+                if slot in self._guessed:
+                    self._guessed.discard(slot)
+                else:
+                    found.setdefault(node.origin, []).append(slot)
             elif edge := self._mark(sends, *slot):
                 edges.append(edge)
         return found

@@ -135,10 +135,13 @@ def _wait_until_idle(here: RpcService, timeout: timedelta) -> None:
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
-    """The process of that name; this one by default.
+    """The process of that name.
+
+    Args:
+        worker_name: as given to ``init_rpc``; default: this process's.
 
     Raises:
-        RuntimeError: nobody has that name.
+        RuntimeError: nobody has that name, or ``init_rpc`` has not been called.
     """
     infos = service().infos()
     if worker_name is None:
@@ -182,9 +185,16 @@ def rpc_sync(
     kwargs: dict[str, Any] | None = None,
     timeout: float = DEFAULT,
 ) -> Any:
-    """Call ``func`` in another process, and wait for its result; arguments as in ``rpc_async``.
+    """Call ``func`` in another process, and wait for its result.
+
+    Args:
+        to, func, args, kwargs, timeout: as for :func:`rpc_async`.
+
+    Returns:
+        What ``func`` returns.
 
     Raises:
+        TypeError: ``func`` is not callable, or an argument cannot travel.
         HostLost: that process has died.
         RuntimeError: the call took too long.
         Exception: what ``func`` has raised, with the remote traceback as its cause.
@@ -199,7 +209,19 @@ def remote(
     kwargs: dict[str, Any] | None = None,
     timeout: float = DEFAULT,
 ) -> RRef:
-    """Call ``func`` in another process, where its result stays; a reference to that."""
+    """Call ``func`` in another process, where its result stays.
+
+    Args:
+        to, func, args, kwargs, timeout: as for :func:`rpc_async`.
+
+    Returns:
+        A reference to the result, at once; ``to_here()`` waits for it, and raises what ``func``
+        has raised.
+
+    Raises:
+        TypeError: ``func`` is not callable, or an argument cannot travel.
+        RuntimeError: there is no such process.
+    """
     if not callable(func):
         raise TypeError(f"function should be callable, got {func!r}")
     here = service()

@@ -19,6 +19,13 @@ class RRef:
     """A reference to ``value``, which this process owns; ``rpc.remote`` makes those of others.
 
     The value lives as long as a reference to it, on any host.
+
+    Args:
+        value: anything; it stays in this process.
+        type_hint: accepted, as in PyTorch; nothing uses it.
+
+    Raises:
+        RuntimeError: ``init_rpc`` has not been called.
     """
 
     def __init__(self, value: Any, type_hint: Any = None) -> None:
@@ -74,6 +81,11 @@ class RRef:
 
         Args:
             timeout: seconds; 0 for any time.
+
+        Raises:
+            HostLost: the owner has died.
+            RuntimeError: it took too long.
+            Exception: what the function raised that should have made the value.
         """
         if self.is_owner():
             return self.local_value()
@@ -82,15 +94,19 @@ class RRef:
         ).wait()
 
     def rpc_sync(self, timeout: float = DEFAULT) -> Any:
-        """A stand-in for the value: its methods run at the owner, and give their results."""
+        """A stand-in for the value: its methods run at the owner, and give their results.
+
+        Args:
+            timeout: of each call, in seconds; 0 for any time.
+        """
         return _Proxy(self, "rpc_sync", timeout)
 
     def rpc_async(self, timeout: float = DEFAULT) -> Any:
-        """The same; the methods give Futures."""
+        """As :meth:`rpc_sync`, but the methods give Futures."""
         return _Proxy(self, "rpc_async", timeout)
 
     def remote(self, timeout: float = DEFAULT) -> Any:
-        """The same; the methods give RRefs."""
+        """As :meth:`rpc_sync`, but the results stay at the owner, and the methods give RRefs."""
         return _Proxy(self, "remote", timeout)
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:

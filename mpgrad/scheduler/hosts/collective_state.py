@@ -41,6 +41,17 @@ class CollectiveState:
         """The rank whose message the next step waits for; None if it waits for none."""
         return None if self.is_complete else self._steps[self._next].peer
 
+    @property
+    def missing(self) -> list[int]:
+        """The ranks whose messages it waits for before it can send again."""
+        found = []
+        for step in self._steps[self._next :]:
+            if isinstance(step, Send):
+                break
+            if (step.peer, step.phase) not in self._arrived:
+                found.append(step.peer)
+        return found
+
     def is_new(self, event: SegmentsArrived) -> bool:
         """Whether a step still waits for this message: the first copy of it, and no other's."""
         return event in self._expected and event not in self._arrived

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from mpgrad.scheduler.hosts.reduction_tree import REPLACE, Receive, Send, Step
 
-#: All of these collectives have one phase.
-PHASE = 0
+#: All of these collectives have one phase, but for the answers of a roll call.
+PHASE, ANSWERS = 0, 1
 
 
 def broadcast_steps(rank: int, ranks: int, root: int) -> list[Step]:
@@ -57,3 +57,14 @@ def scatter_steps(rank: int, ranks: int, root: int) -> list[Step]:
     if rank != root:
         return [Receive(root, PHASE, 0, 1, REPLACE)]
     return [Send(k, PHASE, k, k + 1) for k in range(ranks) if k != root]
+
+
+def roll_call_steps(rank: int, ranks: int) -> list[Step]:
+    """Every rank comes to rank 0, which answers once all have come."""
+    if rank != 0:
+        return [Send(0, PHASE, 0, 1), Receive(0, ANSWERS, 0, 1, REPLACE)]
+    others = range(1, ranks)
+    return [
+        *(Receive(peer, PHASE, 0, 1, REPLACE) for peer in others),
+        *(Send(peer, ANSWERS, 0, 1) for peer in others),
+    ]

@@ -19,9 +19,11 @@ NOTHING_AWAITED = -1
 
 
 class BackwardBegun(NamedTuple):
-    """At the root: what its roots reach (SMART), or nothing (FAST)."""
+    """At the root: what its roots reach and what is guessed (SMART), or nothing (FAST)."""
 
     reached: Reached
+    #: Whether something of that is a guess: the walks have not reached it yet.
+    is_guessed: bool = False
 
 
 class MarksAsked(NamedTuple):
@@ -30,6 +32,7 @@ class MarksAsked(NamedTuple):
     sender: int
     question: int
     reached: Reached
+    is_guessed: bool = False
 
 
 class MarksAnswered(NamedTuple):
@@ -38,6 +41,7 @@ class MarksAnswered(NamedTuple):
     question: int
     hosts: Sequence[int]
     reached: Reached
+    is_guessed: bool = False
 
 
 class PartRequested(NamedTuple):
@@ -164,10 +168,12 @@ class EndBackward(NamedTuple):
     Attributes:
         failed: the host whose error it raises; -1 for none.
         stuck: (host, message) of a part that waits for what nobody will send; None if none does.
+        guessed_wrong: nothing has run, since something was marked that no walk has reached.
     """
 
     failed: int = -1
     stuck: tuple[int, int] | None = None
+    guessed_wrong: bool = False
 
 
 PassEvent: TypeAlias = (
@@ -216,7 +222,7 @@ class PassState:
         self._arrived: set[int] = set()
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
-        self._has_started = self._has_begun = False
+        self._has_started = self._has_begun = self._is_guessed = False
         self._reports_made = 0
         #: At the root: the last report of each host.
         self._reports: dict[int, PartReport] = {}
@@ -234,18 +240,23 @@ class PassState:
     # ------------------------------------------------------------------ the wave
 
     def _begin(self, event: BackwardBegun) -> list[PassInstruction]:
-        self._has_begun = True
+        self._has_begun, self._is_guessed = True, event.is_guessed
         return [*self._marking.begin(event.reached), *self._request_parts()]
 
     def _take_question(self, event: MarksAsked) -> list[PassInstruction]:
-        return [*self._marking.take_question(*event)]
+        self._is_guessed = event.is_guessed
+        return [*self._marking.take_question(event.sender, event.question, event.reached)]
 
     def _take_answer(self, event: MarksAnswered) -> list[PassInstruction]:
-        return [*self._marking.take_answer(*event), *self._request_parts()]
+        self._is_guessed = event.is_guessed
+        answer = event.question, event.hosts, event.reached
+        return [*self._marking.take_answer(*answer), *self._request_parts()]
 
     def _request_parts(self) -> list[PassInstruction]:
         if not (self._has_begun and self._marking.is_over) or self._has_started:
             return []
+        if self._is_guessed:
+            return self._fail(EndBackward(guessed_wrong=True))
         others = [host for host in self._marking.hosts if host != self._rank]
         return [*(RequestPart(host) for host in others), *self._start()]
 

@@ -1,7 +1,8 @@
 """check_invariants(): recount every table of the coordinator's core from scratch.
 
-The simulation calls this after every step, so it is written for speed: plain loops, and messages
-that are built only when they are needed. It deliberately shares no counting code with the core.
+The simulation calls it after every step, so it is written for speed: plain loops, and messages that
+are built only when they are needed. It deliberately shares no counting code with the core.
+check_spec() is about the tables of a frozen graph.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any
 from mpgrad.base.handles import Block, is_counted
 from mpgrad.errors import InvariantViolated
 from mpgrad.scheduler.coordinator_state import CoordinatorState
-from mpgrad.scheduler.graph_task import GraphPhase, GraphTask, TaskState
-from mpgrad.scheduler.input_buffer import MISSING
+from mpgrad.scheduler.graph_spec import GraphSpec, Target
+from mpgrad.scheduler.graph_task import MISSING, GraphPhase, GraphTask, TaskState
 from mpgrad.scheduler.membership import SHORT_CREDIT, WORKER_CREDIT, FlightKey, MemberRecord
 
 #: Plain names: every task of every graph looks them up after every event.
@@ -188,3 +189,27 @@ def _check_counts(state: CoordinatorState, worker: MemberRecord) -> None:
     held = (suspects, long, behind, load_us, publishing)
     if counted != held:
         raise InvariantViolated(f"{worker.peer} holds {held}, not {counted}")
+
+
+def check_spec(spec: GraphSpec) -> None:
+    """Raise InvariantViolated unless ``spec`` is well formed."""
+    count = len(spec.nodes)
+    if sorted(spec.order) != list(range(count)):
+        raise InvariantViolated("the serial order does not name every node once")
+    position = {index: at for at, index in enumerate(spec.order)}
+    for index, node in enumerate(spec.nodes):
+        for target in node.edges:
+            if target is None:
+                continue
+            _check_target(spec, target, f"an edge of node {index}")
+            if position[target[0]] <= position[index]:
+                raise InvariantViolated(f"node {target[0]} comes before its producer {index}")
+    for target in spec.seeds + spec.captures:
+        _check_target(spec, target, "a seed or capture")
+
+
+def _check_target(spec: GraphSpec, target: Target, what: str) -> None:
+    if not 0 <= target[0] < len(spec.nodes):
+        raise InvariantViolated(f"{what} ends at node {target[0]}, which does not exist")
+    if not 0 <= target[1] < len(spec.nodes[target[0]].input_nbytes):
+        raise InvariantViolated(f"{what} ends at input {target[1]}, which does not exist")

@@ -1,0 +1,1 @@
+"""Hooks for ``DistributedDataParallel.register_comm_hook``."""

@@ -1,0 +1,220 @@
+"""``mpgrad run --address``: ranks on the hosts of a Ray cluster, their signals, codes and ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from mpgrad.launch.cli import main
+from tests.distributed.ranks import HANGS_S, ROOT, run_ranks
+from tests.leftovers import wait_until
+from tests.python_path import path_to
+
+needs_ray = [
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
+    pytest.mark.ray,
+    pytest.mark.process,
+    pytest.mark.slow,
+]
+
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": path_to(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+TRAINS = """
+import hashlib, os, sys
+import mpgrad as mg
+import mpgrad.distributed as dist
+from mpgrad import nn
+from mpgrad.nn.parallel import DistributedDataParallel
+from mpgrad.wire import zeromq
+
+zeromq.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
+dist.init_process_group()
+mg.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)))
+optimizer = mg.optim.SGD(model.parameters(), lr=0.1)
+mg.manual_seed(dist.get_rank())
+for _ in range(3):
+    optimizer.zero_grad()
+    model(mg.randn(5, 8)).square().sum().backward()
+    optimizer.step()
+digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters()))
+print(os.environ["LOCAL_RANK"], sys.argv[1:], digest.hexdigest())
+"""
+
+WAITS = """
+import os, signal, sys, threading
+import mpgrad.distributed as dist
+from mpgrad.wire import zeromq
+
+zeromq.SILENCE_MS_MAX = 120_000
+def ends(*_):
+    print("told", flush=True)
+    os._exit(9)
+
+signal.signal(signal.SIGTERM, ends)
+dist.init_process_group()
+print("ready", os.getpid(), os.getppid(), flush=True)
+if sys.argv[1:]:
+    dist.recv(__import__("mpgrad").ones(1), (dist.get_rank() + 1) % 4)
+threading.Event().wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster of two nodes."""
+    command = [sys.executable, str(Path(__file__).with_name("two_nodes.py"))]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.communicate("", timeout=HANGS_S)
+
+
+def command_of(cluster: str, script: Path, *arguments: str) -> list[str]:
+    ranks = ["--address", cluster, "--nnodes", "2", "--nproc-per-node", "2", "--cpu-workers", "1"]
+    return [sys.executable, "-m", "mpgrad", "run", *ranks, str(script), *arguments]
+
+
+def lines_of(output: str) -> list[str]:
+    return sorted(line for line in output.splitlines() if line.startswith("[rank "))
+
+
+def processes_with(mark: str) -> list[int]:
+    """Those whose environment has the mark."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and mark.encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+class Waiting:
+    """A run of WAITS whose ranks have all met.
+
+    Attributes:
+        pids: of the ranks and of the processes that started them, by rank.
+    """
+
+    def __init__(self, cluster: str, directory: Path, *arguments: str) -> None:
+        script = directory / "script.py"
+        script.write_text(WAITS)
+        self.mark = uuid.uuid4().hex
+        self.process = subprocess.Popen(
+            command_of(cluster, script, *arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**ENVIRONMENT, "MPGRAD_MARK_OF_TEST": self.mark},
+        )
+        assert self.process.stdout is not None
+        self.pids: dict[int, tuple[int, int]] = {}
+        while len(self.pids) < 4:
+            head, pid, parent = self.process.stdout.readline().rsplit(maxsplit=2)
+            self.pids[int(head.removeprefix("[rank ").split("]")[0])] = int(pid), int(parent)
+
+    def end(self) -> tuple[int, list[str], str]:
+        """Its exit code, the rest of what it says, and its errors."""
+        output, errors = self.process.communicate(timeout=HANGS_S)
+        wait_until(lambda: not processes_with(self.mark), 60.0)
+        return self.process.returncode, lines_of(output), errors
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[1])
+
+
+class TestOnACluster:
+    pytestmark = needs_ray
+
+    def test_two_hosts_give_the_bits_of_one(self, cluster: str, tmp_path: Path) -> None:
+        one = run_ranks(tmp_path, TRAINS, 4, script_arguments=["7"])
+        done = subprocess.run(
+            command_of(cluster, tmp_path / "script.py", "7"),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=HANGS_S,
+            env=ENVIRONMENT,
+        )
+        assert done.returncode == 0, done.stderr
+        local = {rank: line.split(maxsplit=1) for rank, [line] in one.lines.items()}
+        assert lines_of(done.stdout) == [f"[rank {k}] {k % 2} {local[k][1]}" for k in range(4)]
+        assert done.stderr == ""
+
+    def test_signals_and_exit_codes_pass(self, cluster: str, tmp_path: Path) -> None:
+        waiting = Waiting(cluster, tmp_path)
+        waiting.process.send_signal(signal.SIGTERM)
+        code, lines, errors = waiting.end()
+        assert code == 9, errors
+        assert lines == [f"[rank {k}] told" for k in range(4)]
+
+    def test_ranks_end_with_their_agent(self, cluster: str, tmp_path: Path) -> None:
+        waiting = Waiting(cluster, tmp_path, "receives")
+        launcher = waiting.pids[3][1]
+        os.kill(parent_of(launcher), signal.SIGKILL)
+        code, _, errors = waiting.end()
+        assert code != 0
+        assert "host 1 is lost" in errors
+        assert "is lost" in errors.replace("host 1 is lost", ""), "HostLost of the other ranks"
+
+    def test_ranks_end_with_the_command(self, cluster: str, tmp_path: Path) -> None:
+        waiting = Waiting(cluster, tmp_path)
+        waiting.process.kill()
+        assert waiting.end()[0] == -signal.SIGKILL
+
+    def test_too_few_hosts(
+        self, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "script.py").write_text("")
+        limited = "from mpgrad.launch import cli, ray_cluster; ray_cluster.PLACEMENT_S = 1.0; "
+        ranks = ["run", "--address", cluster, "--nnodes", "3", "--nproc-per-node", "1", "script.py"]
+        done = subprocess.run(
+            [sys.executable, "-c", f"{limited}raise SystemExit(cli.main({ranks}))"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=HANGS_S,
+            env=ENVIRONMENT,
+            cwd=tmp_path,
+        )
+        assert done.returncode == 2, done.stderr
+        assert "Ray found no 3 hosts with 1 free CPUs each" in done.stderr
+        assert "the cluster has 2 hosts" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--nproc-per-node", "1"], "pip install mpgrad[ray]"),
+        ([], "--address needs --nproc-per-node"),
+        (["--nproc-per-node", "1", "--master-addr", "x"], "no choice"),
+    ],
+)
+def test_what_is_missing_is_named(
+    arguments: Sequence[str],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "mpgrad.launch.ray_cluster", raising=False)
+    assert main(["run", "--address", "auto", *arguments, "script.py"]) == 2
+    assert text in capsys.readouterr().err
