@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -23,8 +22,7 @@ TRACEBACKS = ("short", "full")
 CUPY = "mpgrad.devices.cuda_cupy:CupyDriver"
 
 
-@dataclass(frozen=True)
-class Setting(Generic[T]):
+class Setting(NamedTuple, Generic[T]):
     """One environment variable.
 
     Attributes:

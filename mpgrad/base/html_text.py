@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
+
+
+def escaped(text: str) -> str:
+    """Text with the characters replaced that have a meaning in HTML."""
+    import html  # only notebooks need it
+
+    return html.escape(text)
 
 
 def html_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
@@ -13,10 +19,10 @@ def html_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _row(tag: str, cells: Sequence[object]) -> str:
-    inside = [f'<{tag} style="text-align:left">{html.escape(str(cell))}</{tag}>' for cell in cells]
+    inside = [f'<{tag} style="text-align:left">{escaped(str(cell))}</{tag}>' for cell in cells]
     return f"<tr>{''.join(inside)}</tr>"
 
 
 def preformatted(text: str) -> str:
     """Text as it is."""
-    return f"<pre>{html.escape(text)}</pre>"
+    return f"<pre>{escaped(text)}</pre>"

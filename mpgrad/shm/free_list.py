@@ -13,7 +13,7 @@ a sparse mapping, so address space costs nothing and idle pages can be given bac
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpgrad.errors import InvariantViolated, SharedMemoryExhausted
 
@@ -34,8 +34,7 @@ def size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step or step
 
 
-@dataclass(frozen=True, slots=True)
-class FreeListStatistics:
+class FreeListStatistics(NamedTuple):
     """Bytes of size classes, without headers.
 
     ``idle_bytes`` are free blocks that still hold pages; ``peak_bytes`` is the most that

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from html import escape
-
 import numpy as np
 
 from mpgrad.base.dtype import DEFAULTS, DTYPES, default_float
-from mpgrad.base.html_text import preformatted
+from mpgrad.base.html_text import escaped, preformatted
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.tensor_methods.array_text import OPTIONS, array_text, with_notes
 from mpgrad.tensors.tensor import Tensor
@@ -39,7 +37,7 @@ def represent_html(tensor: Tensor) -> str:
         str(tensor.device),
         *filter(None, [_history(tensor)]),
     ]
-    return f"<p><b>{_name(tensor)}</b> {escape(', '.join(facts))}</p>{preformatted(repr(tensor))}"
+    return f"<p><b>{_name(tensor)}</b> {escaped(', '.join(facts))}</p>{preformatted(repr(tensor))}"
 
 
 def _history(tensor: Tensor) -> str:
