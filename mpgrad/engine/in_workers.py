@@ -90,7 +90,7 @@ def run_in_workers(
                 options.blas_threads,
             )  # fmt: skip
             # A cheap task that all others wait for runs in this process.
-            ahead = client.run_ahead() if planned.opens_alone else None
+            ahead = client.run_ahead()
             depth = running.depth if running is not None else 0
             messages = handover.messages(session.peer, number, depth, session.workers, ahead)
             profiled = None if recording is None else _Profiled(recording, session, planned)

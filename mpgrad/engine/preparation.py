@@ -16,6 +16,7 @@ from mpgrad.base import machine
 from mpgrad.devices.device_arrays import CUDA
 from mpgrad.devices.gpu_nodes import gpus_of
 from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.engine.ahead import Ahead, ahead_of
 from mpgrad.engine.choice import (
     Choice,
     Experience,
@@ -210,6 +211,7 @@ class PreparedGraph:
         self.experience: Experience | None = None
         self._wirings: dict[Member, Wiring] = {}
         self._programs: list[list[NodeProgram | bytes] | None] = [None] * len(plan.tasks)
+        self._ahead: Ahead | None = None
         self._uses = 0
         self._planned_for = costs_of(spec)
 
@@ -235,6 +237,12 @@ class PreparedGraph:
         """Count a use; whether the cost model should learn from this one."""
         self._uses += 1
         return self._uses <= tuning.SAMPLES or self._uses % tuning.SAMPLES == 0
+
+    def ahead(self, frozen: FrozenGraph) -> Ahead | None:
+        """The first task of graphs with these tables; None if it must not run ahead."""
+        if self._ahead is None and self.plan.opens_alone:
+            self._ahead = ahead_of(frozen, self.plan)
+        return self._ahead
 
     def wiring(self, frozen: FrozenGraph, member: Member) -> Wiring:
         """The wiring around the rule of a task's Node, for graphs with these tables."""
