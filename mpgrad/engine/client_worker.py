@@ -55,7 +55,7 @@ class ClientWorker:
     ) -> None:
         self._user_code, self._blas_threads = user_code, blas_threads
         self._frozen, self._graph, self._planned = placed.frozen, graph, graph.plan
-        self._reads = ReadsOfWorkers(placed, handover) if placed.code else None
+        self._reads = ReadsOfWorkers(placed) if placed.code else None
         self._handover, self._arena = handover, arena
         #: The exception of the last failed task.
         self.error: BaseException | None = None

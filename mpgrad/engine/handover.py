@@ -46,7 +46,7 @@ from mpgrad.wire.programs import (
     encode_plain,
     encode_program,
 )
-from mpgrad.wire.surroundings import capture_surroundings
+from mpgrad.wire.surroundings import Around, changed_numpy_errors
 
 if TYPE_CHECKING:
     from mpgrad.engine.processes import CoordinatorProcess
@@ -69,10 +69,15 @@ class Handover(PackedArrays):
         frozen: the graph.
         graph: its plan.
         code: by node index, the code of each Function that a worker runs.
+        around: what is around its Functions; None if it has none.
     """
 
     def __init__(
-        self, frozen: FrozenGraph, graph: PreparedGraph, code: dict[int, ShippedCode]
+        self,
+        frozen: FrozenGraph,
+        graph: PreparedGraph,
+        code: dict[int, ShippedCode],
+        around: Around | None = None,
     ) -> None:
         super().__init__()
         self._frozen, self._graph, self._code = frozen, graph, code
@@ -82,8 +87,10 @@ class Handover(PackedArrays):
         self.spot_checks: SpotChecks | None = None
         #: Whether workers report the arguments of Functions that fail.
         self._tells_failures = bool(code) and config.post_mortem()
-        self.numpy_errors = changed_numpy_errors()
-        self._surroundings = b""
+        self.around = around
+        self._numpy_errors = (
+            changed_numpy_errors(np.geterr()) if around is None else around.numpy_errors
+        )
         #: Where the code of Functions lies, by its id.
         self._shipped: dict[str, PackedArray] = {}
 
@@ -174,16 +181,10 @@ class Handover(PackedArrays):
             plan.slots[task],
             anomaly.checks_nan,
             is_timed,
-            self.numpy_errors,
-            self.around_functions() if has_function else b"",
+            self._numpy_errors,
+            self.around.data if has_function and self.around is not None else b"",
             plan.joins[task],
         )
-
-    def around_functions(self) -> bytes:
-        """The encoded surroundings of user code: the same for all tasks."""
-        if not self._surroundings:
-            self._surroundings = capture_surroundings()
-        return self._surroundings
 
     def _rule(self, index: int) -> Rule:
         node = self._frozen.nodes[index]
@@ -259,22 +260,6 @@ def _read(read: Callable[[], T]) -> T:
         return read()
     except RuntimeError as error:
         raise SavedTensorsUnreadable from error
-
-
-_NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
-
-
-def changed_numpy_errors() -> dict[str, str]:
-    """How this thread handles floating-point errors, where that differs from NumPy's default.
-
-    A worker cannot call the user's callback or order its printed lines: it warns instead.
-    """
-    actions: dict[str, Any] = {**np.geterr()}
-    return {
-        kind: "warn" if action in ("call", "log", "print") else action
-        for kind, action in actions.items()
-        if action != _NUMPY_ERRORS[kind]
-    }
 
 
 #: The bytes of shipped code as arrays in the arena, by content: each is written once.

@@ -77,7 +77,7 @@ def run_in_workers(
         WorkerLost, CoordinatorLost, SharedMemoryExhausted, EngineClosed: see ``mpgrad.errors``.
     """
     frozen, planned = placed.frozen, graph.plan
-    handover = Handover(frozen, graph, placed.code)
+    handover = Handover(frozen, graph, placed.code, placed.around)
     running, recording = innermost(), RUNNING.recording
     number, is_complete = next(_graph_numbers), False
     try:
