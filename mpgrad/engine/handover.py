@@ -19,7 +19,7 @@ from mpgrad.autograd.functions.function_node import (
     FunctionNode,
     PortableContext,
 )
-from mpgrad.autograd.running.collector import collector_held
+from mpgrad.autograd.running.collector import collector_held_for
 from mpgrad.base import config
 from mpgrad.base.handles import GradientRef
 from mpgrad.devices.device_arrays import is_array
@@ -131,15 +131,15 @@ class Handover(PackedArrays):
         submitted = GraphSubmitted(peer, graph, depth, (), tuple(gradients), captures, done=done)
         yield from in_chunks(submitted, ends, self._tables)
 
-    @collector_held()
     def _tables(self, start: int, stop: int, done: int) -> tuple[NodeTaskSpec, ...]:
         """The tables of tasks ``start`` to ``stop``; who runs the first ``done`` needs nothing."""
         tasks, first = self._graph.plan.tasks, max(start, done)
-        programs = self.programs(range(first, stop))
-        written = [
-            task.with_program(*program)
-            for task, program in zip(tasks[first:stop], programs, strict=True)
-        ]
+        with collector_held_for(len(self._frozen.nodes)):
+            programs = self.programs(range(first, stop))
+            written = [
+                task.with_program(*program)
+                for task, program in zip(tasks[first:stop], programs, strict=True)
+            ]
         return (*tasks[start:first], *written)
 
     # ------------------------------------------------------------------ programs
@@ -218,13 +218,9 @@ class Handover(PackedArrays):
 
     def _function(self, node: FunctionNode, context: PortableContext, index: int) -> FunctionRule:
         code = self._code[index]
-        buffers: list[PackedArray] = []
-
-        def out_of_band(buffer: Any) -> None:
-            buffers.append(self.array(np.frombuffer(buffer.raw(), np.uint8)))
-
+        buffers: list[Any] = []
         try:
-            attributes = pack_attributes(context.attributes, code.held, out_of_band)
+            attributes = pack_attributes(context.attributes, code.held, buffers.append)
         except Exception as error:
             raise TypeError(
                 f"{node.name()} cannot be sent to a worker: what its ctx holds cannot be pickled "
@@ -239,7 +235,7 @@ class Handover(PackedArrays):
             tuple([None if array is None else self.array(array) for array in context.saved]),
             _described(context.description),
             attributes,
-            tuple(buffers),
+            tuple([self.array(np.frombuffer(buffer.raw(), np.uint8)) for buffer in buffers]),
             index,
             self.spot_checks is not None and self.spot_checks.chooses(node),
             self._tells_failures and can_travel(node),

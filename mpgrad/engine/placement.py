@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +53,9 @@ class Placed(NamedTuple):
     around: Around | None = None
 
 
+_is_on_client = attrgetter("on_client")
+
+
 class _Where(NamedTuple):
     """Where one Function runs: in the client for ``reason``, or on a worker if that is empty."""
 
@@ -86,7 +90,7 @@ def place(frozen: FrozenGraph) -> Placed:
                 unasked[index] = found.reason
     around = None if walked is None else walked.around
     placed = Placed(_with_kept(frozen, kept), code, kept, unasked, around)
-    if kept or any(spec.on_client for spec in frozen.spec.nodes):
+    if kept or any(map(_is_on_client, frozen.spec.nodes)):
         return keep_unreadable(placed)
     return placed
 

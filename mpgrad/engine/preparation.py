@@ -77,8 +77,8 @@ class Preparation:
     def _plan_with(self, message_us: float) -> None:
         workers, gpus = self._options.cpu_workers, self._options.gpus
         self.message_us = message_us
-        self._make_plan: MakePlan = partial(
-            plan, workers=workers, gpu_workers=Counter(gpus), message_us=message_us
+        self._make_plan: MakePlan = collector_held()(
+            partial(plan, workers=workers, gpu_workers=Counter(gpus), message_us=message_us)
         )
         #: All that a plan depends on beside the graph.
         self._plans_for = workers, gpus, message_us
@@ -169,7 +169,6 @@ class Preparation:
         """The mode in force on this thread now."""
         return "local" if engine_slot.is_local() or sys.platform != "linux" else self._options.mode
 
-    @collector_held()
     def plan_of(self, frozen: FrozenGraph) -> PreparedGraph:
         """The plan of a placed graph, and the other results for its tables, cached or new."""
         known, spec = frozen.remembered, frozen.spec
