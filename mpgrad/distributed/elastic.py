@@ -15,17 +15,19 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from mpgrad.distributed.data_parallel import DistributedDataParallel
+from mpgrad.distributed.data_parallel import DistributedDataParallel, copy_of
 from mpgrad.distributed.object_collectives import all_gather_object, broadcast_object_list
 from mpgrad.distributed.process_group import (
     get_rank,
     get_world_size,
+    group_of,
     is_torchelastic_launched,
     renew_process_group,
 )
 from mpgrad.distributed.reductions import barrier
 from mpgrad.distributed.world import is_shared, restarts_max
 from mpgrad.errors import HostLost
+from mpgrad.nn.module import Module
 from mpgrad.ops.generators import initial_seed, manual_seed
 from mpgrad.scheduler.hosts.host_membership import newest
 
@@ -81,7 +83,10 @@ class State:
     def commit(self) -> None:
         """Keep the state as it is now; all ranks commit at the same places of the program.
 
+        The buffers of modules become those of rank 0 first.
+
         Raises:
+            HostLost: a rank is lost.
             RuntimeError: it has never been synchronized.
             TypeError: something cannot be saved.
         """
@@ -89,6 +94,8 @@ class State:
             raise RuntimeError(
                 "State.commit() before State.sync(): call it in the function that elastic.run runs"
             )
+        buffers = [b for m in self._modules() for b in m.buffers()]
+        copy_of(0, buffers, group_of(None))
         self._saved = self._pickled()
         self._number += 1
         self._begin_random_numbers()
@@ -99,10 +106,10 @@ class State:
             mine, value = getattr(self, name), pickle.loads(saved)
             if _has_state(mine):
                 mine.load_state_dict(value)
-                if hasattr(mine, "zero_grad"):
-                    mine.zero_grad()
             else:
                 setattr(self, name, value)
+        for module in self._modules():
+            module.zero_grad()
         if self._number != NEVER:
             self._begin_random_numbers()
 
@@ -126,6 +133,10 @@ class State:
             )
         self._number, self._seed, self._saved = found
         self.restore()
+
+    def _modules(self) -> list[Module]:
+        values = [getattr(self, name) for name in self._names]
+        return [value for value in values if isinstance(value, Module)]
 
     def _pickled(self) -> dict[str, bytes]:
         return {name: _pickled(name, getattr(self, name)) for name in self._names}

@@ -279,25 +279,28 @@ class _Launcher:
             return
         if self._code == 0:
             self._code = code if code > 0 else 128 - code
-            ended += why_not
+            why, seconds = why_not
+            ended += why
             if self._alive and self._next_signal is None:
                 others = ", ".join(str(other.number) for other in self._living())
-                say(f"{ended}; ranks {others} have {AFTER_FAILURE_S:g} s to end")
-                self._next_signal = time.monotonic() + AFTER_FAILURE_S, signal.SIGTERM
+                say(f"{ended}; ranks {others} have {seconds:g} s to end")
+                self._next_signal = time.monotonic() + seconds, signal.SIGTERM
                 return
         say(ended)
 
-    def _why_not_again(self) -> str | None:
-        """Why a rank that has failed is not started again, in words; None if it is."""
+    def _why_not_again(self) -> tuple[str, float] | None:
+        """Why a rank that has failed is not started again, and the seconds that the others have."""
         if self._restarts_max == 0 or self._next_signal is not None or self._code != 0:
-            return ""
+            return "", AFTER_FAILURE_S
+        if self._ended_well is not None:
+            why = f"; it is not started again, since rank {self._ended_well.number} has ended"
+            return why, AFTER_FAILURE_S
         if self._restarts == self._restarts_max:
-            return (
+            why = (
                 f"; all {self._restarts_max} restarts are used up: see what it has printed first, "
                 "or give a larger --max-restarts"
             )
-        if self._ended_well is not None:
-            return f"; it is not started again, since rank {self._ended_well.number} has ended"
+            return why, 0.0  # the others wait for it, and have nothing to report
         return None
 
     def _kill(self, rank: _Rank) -> None:
