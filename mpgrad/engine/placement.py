@@ -29,7 +29,7 @@ from mpgrad.shipping.attributes import (
 from mpgrad.shipping.debuggers import file_of, files_with_breakpoints
 from mpgrad.shipping.decision import ShippedCode, decide
 from mpgrad.shipping.findings import article
-from mpgrad.shipping.installed_state import is_installed_name
+from mpgrad.shipping.installed_state import is_known_name
 from mpgrad.tensors.saved_tensor import SavedTensor
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.wire.surroundings import Around, look_around
@@ -173,7 +173,7 @@ def _more_than_a_tensor(node: FunctionNode) -> str:
         if tensor is None:
             continue
         # The package looks its names up when they are used, Tensor too.
-        if type(tensor) is not Tensor and not is_installed_name(type(tensor)):
+        if type(tensor) is not Tensor and not is_known_name(type(tensor)):
             return f"{article(type(tensor).__name__)}, of which a worker would get a Tensor"
         if vars(tensor):
             return f"a tensor with the attribute `{next(iter(vars(tensor)))}`, which workers lack"
