@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -33,6 +34,7 @@ from mpgrad.scheduler.hosts.host_membership import newest
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 #: The number of the commit of a State that has never met another rank's.
 NEVER = -1
@@ -47,7 +49,7 @@ class State:
 
     The random numbers of a rank begin anew with each commit, from its number, the rank, and the
     seed that rank 0 had when it made its State. So a rank that is started again draws what the dead
-    one would have drawn.
+    one would have drawn. ``random`` and ``numpy.random`` are left alone.
 
     Args:
         objects: by name, the same names on all ranks.
@@ -72,8 +74,9 @@ class State:
                 )
             setattr(self, name, value)
         self._names = tuple(objects)
-        #: Of what random numbers begin with, and the number of the last commit.
-        self._seed, self._number = initial_seed(), NEVER
+        #: Of what random numbers begin with; the number of the last commit, and that of the last
+        #: one before the loader's present pass.
+        self._seed, self._number, self._pass = initial_seed(), NEVER, NEVER
         self._saved = self._pickled()
 
     def __getattr__(self, name: str) -> Any:
@@ -90,19 +93,41 @@ class State:
             RuntimeError: it has never been synchronized.
             TypeError: something cannot be saved.
         """
-        if self._number == NEVER:
-            raise RuntimeError(
-                "State.commit() before State.sync(): call it in the function that elastic.run runs"
-            )
+        self._check_synchronized("commit")
         buffers = [b for m in self._modules() for b in m.buffers()]
         copy_of(0, buffers, group_of(None))
         self._saved = self._pickled()
         self._number += 1
-        self._begin_random_numbers()
+        self._begin_random_numbers(self._number)
+
+    def rest_of(self, loader: Iterable[T], done: int) -> Iterator[T]:
+        """The batches of a pass over ``loader`` that come after the first ``done``.
+
+        A pass that is repeated draws the random numbers that it has drawn before, and so does the
+        first step after it. The first ``done`` batches are loaded and dropped.
+
+        Args:
+            loader: gives the same batches in each run of this pass.
+            done: how many of them belong to steps that are committed; 0 begins a pass.
+
+        Raises:
+            RuntimeError: the State has never been synchronized.
+        """
+        self._check_synchronized("rest_of")
+        if done == 0:
+            self._pass = self._number
+        self._begin_random_numbers(self._pass)
+        batches = iter(loader)
+        if done > 0:
+            for _ in itertools.islice(batches, done):
+                pass
+            self._begin_random_numbers(self._number)
+        return batches
 
     def restore(self) -> None:
         """Go back to the last commit; gradients are dropped."""
-        for name, saved in self._saved.items():
+        self._pass, saved_values = self._saved
+        for name, saved in saved_values.items():
             mine, value = getattr(self, name), pickle.loads(saved)
             if _has_state(mine):
                 mine.load_state_dict(value)
@@ -111,7 +136,7 @@ class State:
         for module in self._modules():
             module.zero_grad()
         if self._number != NEVER:
-            self._begin_random_numbers()
+            self._begin_random_numbers(self._number)
 
     def sync(self) -> None:
         """Give all ranks the newest state that one of them has committed.
@@ -126,23 +151,31 @@ class State:
         all_gather_object(numbers, self._number)
         found: list[Any] = [max(self._number, 0), self._seed, self._saved]
         broadcast_object_list(found, src=newest(numbers))
-        if tuple(found[2]) != self._names:
+        names = tuple(found[2][1])
+        if names != self._names:
             raise RuntimeError(
-                f"a State of {', '.join(found[2])} came from another rank, but this rank's is of "
+                f"a State of {', '.join(names)} came from another rank, but this rank's is of "
                 f"{', '.join(self._names)}: all ranks have to make the same one"
             )
         self._number, self._seed, self._saved = found
         self.restore()
 
+    def _check_synchronized(self, method: str) -> None:
+        if self._number == NEVER:
+            raise RuntimeError(
+                f"State.{method}() before State.sync(): call it in the function that elastic.run "
+                "runs"
+            )
+
     def _modules(self) -> list[Module]:
         values = [getattr(self, name) for name in self._names]
         return [value for value in values if isinstance(value, Module)]
 
-    def _pickled(self) -> dict[str, bytes]:
-        return {name: _pickled(name, getattr(self, name)) for name in self._names}
+    def _pickled(self) -> tuple[int, dict[str, bytes]]:
+        return self._pass, {name: _pickled(name, getattr(self, name)) for name in self._names}
 
-    def _begin_random_numbers(self) -> None:
-        mixed = np.random.SeedSequence([self._seed, get_rank(), self._number])
+    def _begin_random_numbers(self, number: int) -> None:
+        mixed = np.random.SeedSequence([self._seed, get_rank(), number])
         manual_seed(int(mixed.generate_state(1, np.uint64)[0]))
 
 

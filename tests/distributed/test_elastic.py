@@ -29,13 +29,14 @@ import numpy as np
 import mpgrad as mg
 import mpgrad.distributed as dist
 from mpgrad import nn
+from mpgrad.data import DataLoader, TensorDataset
 from mpgrad.distributed import elastic
 from mpgrad.distributed.operation import Operation
 from mpgrad.nn.functional import cross_entropy
 from mpgrad.nn.parallel import DistributedDataParallel
 
 engine, directory, seconds, *deaths = sys.argv[1:]
-RANK, STEPS = int(os.environ["RANK"]), 8
+RANK, STEPS, PASS = int(os.environ["RANK"]), 8, 4
 here = Path(directory)
 step = 0
 
@@ -90,22 +91,25 @@ model = nn.Sequential(
 )
 optimizer = Steps(model.parameters(), lr=0.01)
 numbers = np.random.default_rng(1)
-xs = numbers.standard_normal((STEPS, dist.get_world_size(), 8, 20)).astype("f4")
-ys = numbers.integers(0, 10, (STEPS, dist.get_world_size(), 8))
+xs = numbers.standard_normal((PASS * 8, 20)).astype("f4")
+data = TensorDataset(mg.from_numpy(xs), mg.from_numpy(numbers.integers(0, 10, PASS * 8)))
+# The order of each pass is drawn; so is a seed for workers, which are not there.
+loader = DataLoader(data, batch_size=8, shuffle=True)
 
 @elastic.run
 def train(state):
     global step
     parallel = DistributedDataParallel(state.model, bucket_cap_mb=0.001)
     while state.counter.steps < STEPS:
-        optimizer.zero_grad()
-        x, y = mg.from_numpy(xs[step, RANK]), mg.from_numpy(ys[step, RANK])
-        cross_entropy(parallel(x), y).backward()
-        optimizer.step()
-        state.counter.steps += 1
-        state.commit()
-        die("committed")
-        step += 1
+        done = state.counter.steps % PASS
+        for x, y in state.rest_of(loader, done):
+            optimizer.zero_grad()
+            cross_entropy(parallel(x + mg.rand(20)), y).backward()
+            optimizer.step()
+            state.counter.steps += 1
+            state.commit()
+            die("committed")
+            step += 1
     return [*model.parameters(), *model.buffers()]
 
 saved = train(elastic.State(counter=Counter(), model=model, optimizer=optimizer))
@@ -364,8 +368,9 @@ def test_what_a_state_cannot_keep() -> None:
     state = elastic.State(step=3, epoch=1)
     with pytest.raises(AttributeError, match="this State has no 'batch'; it has: step, epoch"):
         _ = state.batch
-    with pytest.raises(RuntimeError, match=r"before State\.sync\(\)"):
-        state.commit()
+    for call in (state.commit, lambda: state.rest_of([], 0)):
+        with pytest.raises(RuntimeError, match=r"before State\.sync\(\)"):
+            call()
 
 
 def test_restore_goes_back_and_drops_gradients() -> None:
