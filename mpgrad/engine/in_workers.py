@@ -203,9 +203,7 @@ def _open_results(
                         opened[ref] = sessions.lease(session, ref, meta)
                     results.append((opened[ref], exclusive))
                 else:
-                    if is_counted(
-                        ref
-                    ):  # a GPU worker's block: copied, because it dies with the worker
+                    if is_counted(ref):  # a GPU worker's: copied, since it dies with it
                         session.to_release.append(ref)
                     results.append((handover.open(ref, meta), True))
     except ProtocolError as error:
