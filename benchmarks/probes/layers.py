@@ -1,8 +1,9 @@
-"""An LSTM, a transformer block and a U-Net beside torch: ``python -m benchmarks.probes.layers [STEPS]``.
+"""An LSTM, a transformer block and a U-Net beside torch, which has to be installed.
 
-One forward and one backward in float32, with torch on one and two threads, ``local`` and ``process``
-with two workers, in turns; each contender has its own process. Medians in milliseconds. torch has to
-be installed.
+    python -m benchmarks.probes.layers [STEPS]
+
+One forward and one backward in float32, with torch on one and two threads, ``local`` and
+``process`` with two workers, in turns; each contender has its own process. Medians in milliseconds.
 """
 
 from __future__ import annotations
@@ -72,7 +73,11 @@ def u_net(lib: Any) -> tuple[list[Any], Callable[[], Any]]:
     return parameters, loss
 
 
-PROGRAMS: dict[str, Program] = {"LSTM": lstm, "transformer block": transformer_block, "U-Net": u_net}
+PROGRAMS: dict[str, Program] = {
+    "LSTM": lstm,
+    "transformer block": transformer_block,
+    "U-Net": u_net,
+}
 
 
 def serve(program: str, contender: str) -> None:
@@ -115,7 +120,8 @@ class Contender:
 
     def step(self) -> None:
         """Run one."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         self.took.append(json.loads(self._process.stdout.readline()))
