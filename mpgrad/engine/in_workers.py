@@ -89,7 +89,6 @@ def run_in_workers(
                 placed, graph, handover, coordinator.arena, session.interrupts.user_code,
                 options.blas_threads,
             )  # fmt: skip
-            # A cheap task that all others wait for runs in this process.
             ahead = client.run_ahead()
             depth = running.depth if running is not None else 0
             messages = handover.messages(session.peer, number, depth, session.workers, ahead)
