@@ -30,6 +30,7 @@ from mpgrad.shipping.debuggers import file_of, files_with_breakpoints
 from mpgrad.shipping.decision import ShippedCode, decide
 from mpgrad.shipping.findings import article
 from mpgrad.shipping.installed_state import is_known_name
+from mpgrad.tensors.hooks_in_force import HOOKS
 from mpgrad.tensors.saved_tensor import SavedTensor
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.wire.surroundings import Around, look_around
@@ -133,6 +134,8 @@ class _Walked:
             self._elsewhere = _Where("new tensors in it come to this thread's default device")
         elif default_float() != np.float32:
             self._elsewhere = _Where("new tensors in it have this process's default dtype")
+        elif HOOKS.innermost() is not None:
+            self._elsewhere = _Where("saved-tensor hooks of this thread are in force")
 
     def where(self, node: FunctionNode, keep_graph: bool) -> _Where:
         function, ctx = node.function, node.ctx

@@ -146,9 +146,9 @@ _MPGRAD_CLIENT = _words(
 SUSPECT_ATTRIBUTES = _words(
     "random rvs random_ uniform_ normal_ bernoulli_ exponential_ __class__ __code__ __closure__ "
     "__bases__ __mro__ f_globals f_locals f_back __enter__ __exit__ enter_context backward "
-    "queue_callback next_functions grad_fn is_leaf metadata tofile dump setLevel addHandler "
-    "removeHandler addFilter isEnabledFor getEffectiveLevel handlers astimezone timestamp sample "
-    "rsample samples resample"
+    "queue_callback next_functions grad_fn grad_dtype is_leaf metadata tofile dump setLevel "
+    "addHandler removeHandler addFilter isEnabledFor getEffectiveLevel handlers astimezone "
+    "timestamp sample rsample samples resample"
 )
 #: Attributes of functions and classes that are no code, and can be set.
 NAMES_AND_WORDS = _words("__name__ __qualname__ __module__ __doc__")

@@ -162,12 +162,16 @@ def replay_warnings(pieces: Iterable[bytes], order: Callable[[int], int]) -> Non
         warnings.warn_explicit(warning, type(warning), warned.path, warned.line, module, registry)
 
 
-def _module_of(path: str) -> tuple[str | None, dict[Any, Any]]:
-    """Name of the module in file ``path``, and its registry of warnings already shown."""
+def _module_of(path: str) -> tuple[str, dict[Any, Any]]:
+    """Name of the module in file ``path``, and its registry of warnings already shown.
+
+    Code that has no file (a notebook's cell) gets the name that ``warnings`` would give it:
+    without one the warning would vanish.
+    """
     for name, module in list(sys.modules.items()):
         if getattr(module, "__file__", None) == path:
             return name, vars(module).setdefault("__warningregistry__", {})
-    return None, _registries.setdefault(path, {})
+    return path.removesuffix(".py") or "<unknown>", _registries.setdefault(path, {})
 
 
 #: For code that belongs to no module here (a file that was executed, an interactive cell).

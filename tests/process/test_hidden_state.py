@@ -323,6 +323,29 @@ def test_arrays_with_gaps_stay_where_they_are(engine: mg.Engine, held: Any) -> N
     assert held.tolist() == [1.0, 1.0]
 
 
+class RecordsInBackward(Scales):
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        with mg.enable_grad():
+            x = mg.ones(1, requires_grad=True)
+            (inner,) = mg.autograd.grad((x * x).sum(), x)
+        return grad * inner
+
+
+def test_saved_tensor_hooks_in_force_around_a_backward(engine: mg.Engine) -> None:
+    """They pack what a Function records in its backward, too."""
+    x = leaf()
+    loss = RecordsInBackward.apply(x).sum()
+    with mg.autograd.graph.saved_tensors_hooks(lambda saved: saved * 2, lambda packed: packed):
+        loss.backward(retain_graph=True)
+    assert x.grad is not None
+    assert x.grad.item() == 4.0
+    x.grad = None
+    loss.backward()
+    assert x.grad is not None
+    assert x.grad.item() == 2.0
+
+
 class ReadsDecimals(Scales):
     @staticmethod
     def backward(ctx: Any, grad: mg.Tensor) -> Any:

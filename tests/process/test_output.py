@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import types
 import warnings
 from collections.abc import Callable
 from subprocess import CompletedProcess
@@ -128,6 +129,34 @@ def test_warnings(engine: mg.Engine) -> None:
     (warned,) = caught
     assert (warned.category, str(warned.message)) == (DeprecationWarning, "old way")
     assert warned.filename == __file__
+
+
+WARNS = """
+class Warns(mg.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        warnings.warn("of a cell", stacklevel=1)
+        return grad * 2.0
+"""
+
+
+def test_warnings_of_code_without_a_file(
+    engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a notebook's cell, which no module in ``sys.modules`` has as its file."""
+    cell = types.ModuleType("cell")
+    monkeypatch.setitem(sys.modules, "cell", cell)
+    vars(cell).update(mg=mg, warnings=warnings)
+    exec(compile(WARNS, "<cell>", "exec"), vars(cell))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cell.Warns.apply(mg.ones(2, requires_grad=True)).sum().backward()
+    (warned,) = caught
+    assert (str(warned.message), warned.filename) == ("of a cell", "<cell>")
 
 
 def test_a_filter_that_makes_warnings_errors(engine: mg.Engine) -> None:
