@@ -31,6 +31,7 @@ from mpgrad.ops import (  # noqa: F401
     products,
     promotion,
     rearrangements,
+    recurrent_layers,
     reduction,
     rounding,
     running_logarithms,
