@@ -99,8 +99,7 @@ def run_in_workers(
                 outcome = _run(session, messages, client, planned, options)
                 kept = session.kept_of(number)
                 if isinstance(outcome, CompleteGraph):
-                    with collector_held_for(len(frozen.sinks)):
-                        results = _open_results(sessions, session, frozen, outcome, handover)
+                    results = _open_results(sessions, session, frozen, outcome, handover)
                     is_complete = True
             if isinstance(outcome, CompleteGraph):
                 _learn(frozen, graph, handover, outcome)
@@ -189,23 +188,24 @@ def _open_results(
     opened: dict[Block, Array] = {}
     results: list[tuple[Any, bool]] = []
     try:
-        for (node, input_nr), ref, exclusive in zip(
-            frozen.spec.captures, outcome.captures, outcome.exclusive, strict=True
-        ):
-            meta = frozen.nodes[node].input_metadata[input_nr]
-            if not isinstance(ref, Block):
-                results.append((handover.open(ref, meta), True))
-            elif ref.arena == ENGINE_ARENA:
-                if ref in opened:
-                    # The session holds a block once per capture; one lease serves all of these.
-                    session.to_release.append(ref)
+        with collector_held_for(len(frozen.sinks)):
+            for (node, input_nr), ref, exclusive in zip(
+                frozen.spec.captures, outcome.captures, outcome.exclusive, strict=True
+            ):
+                meta = frozen.nodes[node].input_metadata[input_nr]
+                if not isinstance(ref, Block):
+                    results.append((handover.open(ref, meta), True))
+                elif ref.arena == ENGINE_ARENA:
+                    if ref in opened:
+                        # The session holds a block once per capture; one lease serves all of these.
+                        session.to_release.append(ref)
+                    else:
+                        opened[ref] = sessions.lease(session, ref, meta)
+                    results.append((opened[ref], exclusive))
                 else:
-                    opened[ref] = sessions.lease(session, ref, meta)
-                results.append((opened[ref], exclusive))
-            else:
-                if is_counted(ref):  # a GPU worker's block: copied, because it dies with the worker
-                    session.to_release.append(ref)
-                results.append((handover.open(ref, meta), True))
+                    if is_counted(ref):  # a GPU worker's: copied, since it dies with it
+                        session.to_release.append(ref)
+                    results.append((handover.open(ref, meta), True))
     except ProtocolError as error:
         raise session.distrust(error) from error
     return results
