@@ -11,6 +11,7 @@ from pathlib import Path
 from mpgrad.engine.blas import blas_limit
 from stress.chaos import CHAOS
 from stress.deep import DEEP
+from stress.elastic import ELASTIC
 from stress.functions import FUNCTIONS
 from stress.fuzz import FUZZ
 from stress.hostile import HOSTILE
@@ -25,11 +26,13 @@ from stress.storm import STORM
 from stress.wide import WIDE
 
 RUNS = (
-    CHAOS, SIMULATION, SOAK, STORM, FUZZ, DEEP, WIDE, OOM, OPERATORS, FUNCTIONS, HOSTILE, HOSTS
+    CHAOS, SIMULATION, SOAK, STORM, FUZZ, DEEP, WIDE, OOM, OPERATORS, FUNCTIONS, HOSTILE, HOSTS,
+    ELASTIC,
 )  # fmt: skip
 #: How long forms differ from the defaults, which are for a first look.
 LONG = {
     "chaos": ["--kills", "1000", "--minutes", "20"],
+    "elastic": ["--kills", "100", "--minutes", "20"],
     "functions": ["--programs", "10000"],
     "hosts": ["--kills", "100", "--frames", "100000", "--minutes", "10"],
 }

@@ -12,7 +12,7 @@ import gc
 import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class State:
             if isinstance(value, DistributedDataParallel):
                 raise TypeError(
                     f"State({name}=...): a DistributedDataParallel belongs to ranks of which one "
-                    f"may die: give State its .module, and wrap that in the function that "
+                    "may die: give State its .module, and wrap that in the function that "
                     "elastic.run runs"
                 )
             setattr(self, name, value)
@@ -78,6 +78,10 @@ class State:
         #: one before the loader's present pass.
         self._seed, self._number, self._pass = initial_seed(), NEVER, NEVER
         self._saved = self._pickled()
+
+    if TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __getattr__(self, name: str) -> Any:
         known = ", ".join(self.__dict__.get("_names", ()))

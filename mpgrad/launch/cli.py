@@ -234,11 +234,14 @@ def _run(options: argparse.Namespace) -> int:
         "log_dir": options.log_dir,
     }
     if options.nproc_per_node is None:
-        needs = {"nnodes": options.nnodes > 1, "max_restarts": options.max_restarts}
-        for name, is_given in (*needs.items(), ("address", options.address)):
+        of_ranks = {
+            "nnodes": options.nnodes > 1,
+            "max-restarts": options.max_restarts,
+            "address": options.address,
+        }
+        for name, is_given in of_ranks.items():
             if is_given:
-                option = name.replace("_", "-")
-                return script.refusal(f"--{option} needs --nproc-per-node")
+                return script.refusal(f"--{name} needs --nproc-per-node")
         return script.launch(
             options.script,
             options.arguments,

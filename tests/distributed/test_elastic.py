@@ -17,6 +17,7 @@ import pytest
 import mpgrad as mg
 from mpgrad import nn
 from mpgrad.distributed import elastic
+from mpgrad.nn.parallel import DistributedDataParallel
 from tests.distributed.ranks import HANGS_S, ROOT, Ran, run_ranks
 from tests.leftovers import Leftovers, left_since
 from tests.python_path import path_to
@@ -363,6 +364,9 @@ def test_what_a_state_cannot_keep() -> None:
         TypeError, match=r"State\(loss=\.\.\.\): a function cannot be saved \(.*\):"
     ):
         elastic.State(model=nn.Linear(1, 1), loss=lambda x: x)
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    with pytest.raises(TypeError, match=r"State\(model=\.\.\.\): .* give State its \.module, and"):
+        elastic.State(model=wrapped)
     with pytest.raises(ValueError, match=r"State\(commit=\.\.\.\): this name is State's own"):
         elastic.State(commit=1)
     state = elastic.State(step=3, epoch=1)

@@ -83,10 +83,12 @@ time.sleep(1000)
 """
 
 
-def test_a_signal_is_passed_on_and_grandchildren_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("restarts", ["0", "3"])
+def test_a_signal_is_passed_on_and_grandchildren_end(tmp_path: Path, restarts: str) -> None:
     before = Leftovers.now()
+    arguments = ("--nproc-per-node", "2", "--max-restarts", restarts)
     launcher = subprocess.Popen(
-        command(tmp_path, SLEEPS, "--nproc-per-node", "2"), stdout=subprocess.PIPE, text=True
+        command(tmp_path, SLEEPS, *arguments), stdout=subprocess.PIPE, text=True
     )
     assert wait_until(lambda: all((tmp_path / rank).exists() for rank in "01"))
     launcher.send_signal(signal.SIGTERM)
@@ -125,6 +127,7 @@ if os.environ["RANK"] != "1":
     ("arguments", "text"),
     [
         (["--nnodes", "2"], "--nnodes needs --nproc-per-node"),
+        (["--max-restarts", "1"], "--max-restarts needs --nproc-per-node"),
         (["--nproc-per-node", "1", "--nnodes", "2"], "needs --master-addr and --master-port"),
         (["--nproc-per-node", "1", "--node-rank", "1"], "--node-rank has to be 0 to 0"),
         (["--nproc-per-node", "1"], "cannot read 'no such file'"),
@@ -135,6 +138,22 @@ def test_a_wrong_command_line(
 ) -> None:
     assert main(["run", *arguments, "no such file"]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_rank_that_fails_is_started_again_and_told_how_often(tmp_path: Path) -> None:
+    source = """
+import os, sys
+count = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print(count, os.environ["TORCHELASTIC_MAX_RESTARTS"], os.environ["TORCHELASTIC_RUN_ID"])
+sys.exit(count != "2")
+"""
+    logs = tmp_path / "logs"
+    arguments = ("--nproc-per-node", "1", "--max-restarts", "2", "--log-dir", str(logs))
+    done = run(tmp_path, source, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"[rank 0] {count} 2 none" for count in range(3)]
+    assert "ended with exit code 1; it is started again (1 of 2 restarts)" in done.stderr
+    assert (logs / "rank0.log").read_text().splitlines() == [f"{k} 2 none" for k in range(3)]
 
 
 def test_ranks_are_bound_to_their_shares_and_what_they_print_is_kept(tmp_path: Path) -> None:

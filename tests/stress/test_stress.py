@@ -16,7 +16,18 @@ from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.replies import Replies
 from simulation import __main__ as testing
-from stress import chaos, deep, functions, hostile, hosts, killer, operators, simulation, soak
+from stress import (
+    chaos,
+    deep,
+    elastic,
+    functions,
+    hostile,
+    hosts,
+    killer,
+    operators,
+    simulation,
+    soak,
+)
 from stress.__main__ import main
 from stress.fuzz_core import fuzz
 from stress.fuzz_worker import fuzz_worker
@@ -126,6 +137,22 @@ def test_hosts_passes(capsys: pytest.CaptureFixture[str]) -> None:
     verdict = capsys.readouterr().out.splitlines()[-1]
     assert verdict.startswith("hosts: PASSED: 1 ranks killed and 0 stopped, of 3 each; ")
     assert verdict.endswith(" 200 frames of strangers, 0 faults; nothing left")
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_elastic_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["elastic", "--kills", "1", "--seed", "7"]) == 0
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict == "elastic: PASSED: 1 ranks killed in 1 programs of 3; 0 faults; nothing left"
+
+
+def test_elastic_notices_other_bits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic, "_ends", lambda seed, deaths, chance: ["ab"] * (3 - len(deaths)))
+    assert main(["elastic", "--kills", "1", "--seed", "7"]) == 1
+    assert "elastic: FAILED" in capsys.readouterr().out
 
 
 def test_hosts_notices_what_a_rank_does_not_say() -> None:
