@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from mpgrad.nn.recurrent_cells import (
 )
 from mpgrad.ops.creation import empty, zeros
 from mpgrad.ops.indexing import index_select, split, unbind
+from mpgrad.ops.repeated_linear import repeated_linear
 from mpgrad.ops.shape import cat, squeeze, stack, transpose, unsqueeze
 from mpgrad.tensors.tensor import Tensor
 
@@ -27,7 +29,8 @@ from mpgrad.tensors.tensor import Tensor
 class _Recurrent(Module):
     """A network that reads a sequence.
 
-    The products with the input are computed for all steps at once; each step has one more product.
+    The products with the input are computed for all steps at once; each step has one more product,
+    and the gradient of its weight is one product of all steps (``repeated_linear``).
 
     Args:
         input_size: features of the input.
@@ -154,7 +157,8 @@ class _Recurrent(Module):
         if start is not None and not batched:
             start = tuple(unsqueeze(state, 1) for state in start)
         states = self._start(steps, steps.shape[1], start)
-        steps, ends = self._layers(steps, states, _over_steps)
+        sizes = [steps.shape[1]] * steps.shape[0]
+        steps, ends = self._layers(steps, states, sizes, _over_steps)
         if not batched:
             return squeeze(steps, 1), tuple(squeeze(end, 1) for end in ends)
         return (transpose(steps, 0, 1) if self.batch_first else steps), ends
@@ -167,15 +171,18 @@ class _Recurrent(Module):
             start = tuple(index_select(state, 1, order) for state in start)
         counts = sizes.tolist()
         states = self._start(data, counts[0], start)
-        outputs, ends = self._layers(data, states, partial(_over_packed_steps, counts))
+        outputs, ends = self._layers(data, states, counts, partial(_over_packed_steps, counts))
         if back is not None:
             ends = tuple(index_select(end, 1, back) for end in ends)
         return PackedSequence(outputs, sizes, order, back), ends
 
     def _layers(
-        self, steps: Tensor, states: tuple[Tensor, ...], run: Any
+        self, steps: Tensor, states: tuple[Tensor, ...], sizes: list[int], run: Any
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The output of the last layer, and the last states of all layers."""
+        """The output of the last layer, and the last states of all layers.
+
+        ``sizes`` has the number of sequences in each step.
+        """
         last: list[tuple[Tensor, ...]] = []
         weights = self.all_weights
         for layer in range(self.num_layers):
@@ -187,8 +194,12 @@ class _Recurrent(Module):
                 bias_ih, bias_hh = others or (None, None)
                 rows = F.linear(steps, weight_ih, bias_ih)
                 mine = tuple(state[at] for state in states)
-                step = partial(self._next, weight_hh, bias_hh, projection)
-                output, ended = run(rows, step, mine, backwards=direction == 1)
+                backwards = direction == 1
+                read = sizes[::-1] if backwards else sizes
+                of_state = repeated_linear(weight_hh, bias_hh, read)
+                project = None if projection is None else repeated_linear(projection, None, read)
+                step = partial(self._next, of_state, project)
+                output, ended = run(rows, step, mine, backwards=backwards)
                 outputs.append(output)
                 last.append(ended)
             steps = cat(outputs, -1) if len(outputs) > 1 else outputs[0]
@@ -198,14 +209,13 @@ class _Recurrent(Module):
 
     def _next(
         self,
-        weight: Tensor,
-        bias: Tensor | None,
-        projection: Tensor | None,
+        of_state: Callable[[Tensor], Tensor],
+        project: Callable[[Tensor], Tensor] | None,
         x: Tensor,
         states: tuple[Tensor, ...],
     ) -> tuple[Tensor, ...]:
-        output, *kept = self._step()(x, F.linear(states[0], weight, bias), states)
-        return (output if projection is None else F.linear(output, projection), *kept)
+        output, *kept = self._step()(x, of_state(states[0]), states)
+        return (output if project is None else project(output), *kept)
 
     def _check(self, input: Tensor) -> None:
         if input.ndim not in (2, 3):

@@ -32,6 +32,7 @@ from mpgrad.ops import (  # noqa: F401
     promotion,
     rearrangements,
     reduction,
+    repeated_linear,
     rounding,
     running_logarithms,
     scatter_reductions,
