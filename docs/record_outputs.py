@@ -28,6 +28,9 @@ COMMANDS = {
     "train_digits": "examples/train_digits.py",
     "train_gan": "examples/train_gan.py",
     "data_parallel": "-m mpgrad run --nproc-per-node 2 examples/data_parallel.py",
+    "elastic_digits": (
+        "-m mpgrad run --nproc-per-node 2 --max-restarts 1 examples/elastic_digits.py 3 1"
+    ),
     "parameter_server": "-m mpgrad run --nproc-per-node 4 examples/parameter_server.py",
     "split_model": "-m mpgrad run --nproc-per-node 2 examples/split_model.py",
     "train_resnet18": "examples/train_resnet18.py --steps 4 --width 16",

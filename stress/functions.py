@@ -29,16 +29,56 @@ PRINTED = 40
 
 #: A package as pip installs it, whose settings change at run time.
 _PACKAGE = """
-import functools
+import collections, contextvars, functools, itertools, os, types
 
 def restore():
-    global SCALE
+    global SCALE, QUEUE, counter
     SCALE = 10.0
     OPTIONS["scale"] = TABLE["scale"] = config.scale = 10.0
+    Settings.scale = space.scale = by_default.k = 10.0
+    by_default.__defaults__ = (10.0,)
+    QUEUE, counter = collections.deque([10.0]), itertools.count()
+    var.set(10.0)
+    set_closure(10.0)
+    HANDLERS.clear()
     Model.run = _run
     cached.cache_clear()
 
-OPTIONS, TABLE = {}, {}
+OPTIONS, TABLE, HANDLERS = {}, {}, []
+space = types.SimpleNamespace()
+var = contextvars.ContextVar("var", default=10.0)
+
+class Settings:
+    def scaled(self):
+        return self.scale
+
+def by_default(x=0.0):
+    return x
+
+def by_environment():
+    return float(os.environ.get("FUZZ", "1"))
+
+def by_process():
+    return os.getpid()
+
+def handled():
+    return len(HANDLERS)
+
+def closure():
+    n = 10.0
+    def get():
+        return n
+    def put(value):
+        nonlocal n
+        n = value
+    return get, put
+
+get_closure, set_closure = closure()
+
+def __getattr__(name):
+    if name == "computed":
+        return SCALE
+    raise AttributeError(name)
 
 class Config:
     scale = 10.0

@@ -82,7 +82,7 @@ class WorkerStage:
         handover = Handover(frozen, prepared, {})
         placed = Placed(frozen, {}, {}, {})
         client = ClientWorker(placed, prepared, handover, self._arena, contextlib.nullcontext, 1)
-        ahead = client.run_ahead() if prepared.plan.opens_alone else None
+        ahead = client.run_ahead()
         self._graphs += 1
         messages = [*handover.messages(SESSION, self._graphs, 0, 2, ahead)]
         return self._play(messages, frozen, leaf, attack=attack)

@@ -103,12 +103,13 @@ def freeze_loss(loss: Any) -> FrozenGraph:
 
 def _client_costs(frozen: FrozenGraph, rounds: int, walk_us: float) -> ClientCosts:
     """Pack each task of a plan alone, and fit a straight line to the times."""
-    frozen, code, _, _ = place(frozen)
+    placed = place(frozen)
+    frozen = placed.frozen
     graph = PreparedGraph(frozen.spec, plan(frozen.spec, workers=PACKED_FOR))
     tasks = [task for task, spec in enumerate(graph.plan.tasks) if not spec.on_client]
     series = []
     for _ in range(1 + rounds):
-        handover = Handover(frozen, graph, code)
+        handover = Handover(frozen, graph, placed.code, placed.around)
         series.append([_seconds_to_pack(handover, task) for task in tasks])
         handover.close()
     took_us = [min(times) * 1e6 for times in zip(*series[1:], strict=True)]

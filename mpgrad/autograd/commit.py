@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from mpgrad.autograd.freezing.client_nodes import first_recorded_grad
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink, ResultSink, RetainSink
 from mpgrad.autograd.profiling.ranges import span
-from mpgrad.autograd.running.collector import collector_held
+from mpgrad.autograd.running.collector import collector_held, collector_held_for
 from mpgrad.autograd.running.deferred_interrupts import interrupts_deferred
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.devices.device_arrays import on_its_device
@@ -26,10 +25,6 @@ from mpgrad.tensors.accumulate_grad import first_grad, grad_lock
 from mpgrad.tensors.storage import adopt
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.tensors.undo_log import UndoLog
-
-#: A commit of so many gradients pauses the garbage collector.
-HELD_ABOVE = 1000
-_NOTHING: AbstractContextManager[object] = nullcontext()
 
 #: The number of commits of this process; a change shows that there was one in between.
 _commits = 0
@@ -68,10 +63,9 @@ def _commit_first(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> bool
     No signal interrupts a call that runs no Python code, so none has to be deferred.
     """
     global _commits
-    holds = collector_held() if len(captured) >= HELD_ABOVE else _NOTHING
     leaves: list[Tensor] = []
     grads: list[Tensor] = []
-    with holds, grad_lock():
+    with collector_held_for(len(captured)), grad_lock():
         before = _commits
         for sink, (array, exclusive) in zip(frozen.sinks, captured, strict=True):
             if array is None:

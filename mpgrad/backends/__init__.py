@@ -39,6 +39,7 @@ signs          copysign fmod heaviside gcd lcm signbit
 bits           nextafter(a, b) frexp(x): mantissa and exponent; left_shift right_shift
 special        special(name, *operands): SciPy's function of that name
 pooling        max_pool2d max_pool2d_input_grad avg_pool2d avg_pool2d_input_grad
+recurrence     recurrence(kind, rows, ...) recurrence_grads: all steps of a recurrent layer
 several        blockwise(formula, *operands, axes): a formula of elementwise functions, and of sums
                and maxima over axes, on pieces that fit into the cache
 =============  ===================================================================================

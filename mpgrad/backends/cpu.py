@@ -24,6 +24,7 @@ from mpgrad.backends import (
     cpu_windows,
 )
 from mpgrad.backends.broadcasting import broadcast_shape, joint_shape, reduced_shape, stretched_axes
+from mpgrad.backends.recurrence import recurrence, recurrence_grads
 
 Array = np.ndarray[Any, Any]
 Axis = int | tuple[int, ...] | None
@@ -392,6 +393,7 @@ class CpuBackend(cpu_matrices.Matrices):
     conv2d = cpu_conv.conv2d
     conv2d_input_grad = cpu_conv.conv2d_input_grad
     conv2d_weight_grad = cpu_conv.conv2d_weight_grad
+    recurrence, recurrence_grads = recurrence, recurrence_grads
     max_pool2d = cpu_windows.max_pool2d
     max_pool2d_input_grad = cpu_windows.max_pool2d_input_grad
     avg_pool2d = cpu_windows.avg_pool2d

@@ -17,6 +17,7 @@ from mpgrad.backends import cpu_matrices, cpu_views, special_functions
 from mpgrad.backends import fourier_transforms as transforms
 from mpgrad.backends.cpu import INDEX, CpuBackend, _complex_of, complete_key, total_dtype
 from mpgrad.backends.matmul_precision import matmul as matmul_precision
+from mpgrad.backends.recurrence import recurrence, recurrence_grads
 from mpgrad.devices import cuda_windows
 from mpgrad.devices.cuda_fusion import Fusion
 from mpgrad.devices.cuda_kernels import Kernels
@@ -434,6 +435,7 @@ class CudaBackend:
     conv2d = cuda_windows.conv2d
     conv2d_input_grad = cuda_windows.conv2d_input_grad
     conv2d_weight_grad = cuda_windows.conv2d_weight_grad
+    recurrence, recurrence_grads = recurrence, recurrence_grads
     max_pool2d = cuda_windows.max_pool2d
     max_pool2d_input_grad = cuda_windows.max_pool2d_input_grad
     avg_pool2d = cuda_windows.avg_pool2d

@@ -1,6 +1,7 @@
 """The public names of mpgrad.distributed, which ``__init__.py`` loads on first use."""
 
 from mpgrad.distributed import autograd as autograd
+from mpgrad.distributed import elastic as elastic
 from mpgrad.distributed import futures as futures
 from mpgrad.distributed import optim as optim
 from mpgrad.distributed import rpc as rpc

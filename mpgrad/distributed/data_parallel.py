@@ -80,7 +80,7 @@ class DistributedDataParallel(Module):
         self._uneven: UnevenInputs | None = None
         _check_equal(module, self.process_group)
         if init_sync:
-            self._copy_of(0, [*module.parameters(), *module.buffers()])
+            copy_of(0, [*module.parameters(), *module.buffers()], self.process_group)
         self.reducer = Reducer(
             trained,
             self.process_group,
@@ -162,7 +162,7 @@ class DistributedDataParallel(Module):
         finally:
             self._uneven = None
         state = [*self.module.parameters(), *self.module.buffers()]
-        self._copy_of(uneven.last_active[-1], state)
+        copy_of(uneven.last_active[-1], state, self.process_group)
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Have ``hook(state, bucket)`` reduce the gradients, one bucket after another.
@@ -183,22 +183,23 @@ class DistributedDataParallel(Module):
         if averages:
             self.reducer.rebuild(source)
         if copies_buffers:
-            self._copy_of(source, list(self.module.buffers()))
+            copy_of(source, list(self.module.buffers()), self.process_group)
 
-    def _copy_of(self, source: int, tensors: Sequence[Tensor]) -> None:
-        """Make ``tensors`` those of a rank of the group, with one message for each dtype."""
-        by_dtype: dict[np.dtype[Any], list[Tensor]] = {}
-        for tensor in tensors:
-            by_dtype.setdefault(tensor._array.dtype, []).append(tensor)
-        root = get_global_rank(self.process_group, source)
-        for same in by_dtype.values():
-            flat = from_numpy(np.concatenate([flat_copy(tensor) for tensor in same]))
-            broadcast(flat, root, self.process_group)
-            if self.process_group.rank() != source:
-                at = 0
-                for tensor in same:
-                    put(tensor, flat.numpy()[at : at + tensor.numel()])
-                    at += tensor.numel()
+
+def copy_of(source: int, tensors: Sequence[Tensor], group: ProcessGroup) -> None:
+    """Make ``tensors`` those of rank ``source`` of ``group``, with one message for each dtype."""
+    by_dtype: dict[np.dtype[Any], list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor._array.dtype, []).append(tensor)
+    root = get_global_rank(group, source)
+    for same in by_dtype.values():
+        flat = from_numpy(np.concatenate([flat_copy(tensor) for tensor in same]))
+        broadcast(flat, root, group)
+        if group.rank() != source:
+            at = 0
+            for tensor in same:
+                put(tensor, flat.numpy()[at : at + tensor.numel()])
+                at += tensor.numel()
 
 
 def _check_equal(module: Module, group: ProcessGroup) -> None:

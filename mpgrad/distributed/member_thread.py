@@ -11,9 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from mpgrad.distributed.group_member import Frames, GroupMember
+from mpgrad.distributed.generation import Generation
 from mpgrad.distributed.rendezvous import Meeting
-from mpgrad.wire.host_carrier import CarrierEvent, HostArrival, HostDisconnected
 
 #: Seconds that a rank which leaves waits until the others have read its farewell, and with it all
 #: that it has sent before.
@@ -21,7 +20,7 @@ FAREWELL_S_MAX = 5.0
 
 
 class MemberThread:
-    """Runs one GroupMember on one carrier.
+    """Runs one Generation: its GroupMember on its carrier.
 
     Args:
         rank: of the world.
@@ -29,19 +28,12 @@ class MemberThread:
     """
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
-        self._labels = meeting.labels
-        self._rank_of_label = {label: k for k, label in enumerate(meeting.labels)}
-        self._rank_of_name = {name: k for k, name in enumerate(meeting.names)}
-        self._early = meeting.early
-        self._carrier = meeting.carrier
-        self.member = GroupMember(rank, len(self._labels), self._send)
+        self._generation = Generation(rank, meeting)
+        self.member = self._generation.member
         self._requests: deque[Callable[[], None]] = deque()
         # The garbage collector may ask for something while this thread asks.
         self._lock = threading.RLock()
         self._leaves_until: float | None = None
-        self._is_over = False
-        #: Frames of processes that are no members.
-        self.ignored = 0
         self._thread = threading.Thread(target=self._run, name="mpgrad-group", daemon=True)
         self._thread.start()
 
@@ -52,10 +44,10 @@ class MemberThread:
             RuntimeError: it has ended.
         """
         with self._lock:
-            if self._is_over:
+            if self._generation.is_over:
                 raise RuntimeError("the process group has ended")
             self._requests.append(request)
-            self._carrier.wake()
+            self._generation.carrier.wake()
 
     def leave(self) -> None:
         """Say farewell, wait until it was read, and end the thread."""
@@ -75,11 +67,10 @@ class MemberThread:
 
     def _run(self) -> None:
         try:
-            for arrival in self._early:
-                self._take(arrival)
+            self._generation.begin()
             while not self._may_end():
-                for event in self._carrier.receive(self._timeout_ms()):
-                    self._take(event)
+                for event in self._generation.carrier.receive(self._timeout_ms()):
+                    self._generation.take(event)
                 while self._requests:
                     self._requests.popleft()()
                 self.member.expire(time.monotonic())
@@ -89,8 +80,7 @@ class MemberThread:
             raise
         finally:
             with self._lock:
-                self._is_over = True
-                self._carrier.close(0)
+                self._generation.end()
             # What was asked for too late to be begun.
             self.member.fail("the process group has ended")
             while self._requests:
@@ -108,24 +98,3 @@ class MemberThread:
         if until == math.inf:
             return None
         return max(0, math.ceil((until - time.monotonic()) * 1000))
-
-    def _take(self, event: CarrierEvent) -> None:
-        if isinstance(event, HostArrival):
-            sender = self._rank_of_name.get(event.sender)
-            if sender is None:
-                self.ignored += 1
-            else:
-                self.member.handle(sender, event.frames)
-        elif isinstance(event, HostDisconnected):
-            self._lose(event.peer, event.cause)
-        else:
-            self._lose(event.peer, "it cannot be reached")
-
-    def _lose(self, label: str, cause: str) -> None:
-        rank = self._rank_of_label.get(label)
-        if rank is not None:
-            self.member.disconnected(rank, cause)
-
-    def _send(self, rank: int, frames: Frames) -> None:
-        if not self._is_over:
-            self._carrier.send(self._labels[rank], frames)

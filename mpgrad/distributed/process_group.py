@@ -15,10 +15,13 @@ from typing import Any
 from mpgrad.distributed.group_member import GroupTable, PendingReceive
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.operation import Operation, Work
-from mpgrad.distributed.world import join_world, leave_world, whereabouts
+from mpgrad.distributed.world import Whereabouts, join_world, leave_world, whereabouts
 
 #: How long a collective or the rendezvous may take, as in PyTorch.
 TIMEOUT = timedelta(minutes=30)
+
+#: Set by the launcher, as ``torchrun`` sets it.
+RUN_ID = "TORCHELASTIC_RUN_ID"
 
 #: The one way between hosts today: ZeroMQ over TCP.
 LANES = "lanes"
@@ -104,6 +107,8 @@ class _World:
         self.lock = threading.Lock()
         self.group: ProcessGroup | None = None
         self.groups = 0
+        #: How this process has joined the others last.
+        self.joined: tuple[Whereabouts, timedelta, bool] | None = None
 
     def start_anew_in_child(self) -> None:
         self.lock, self.group = threading.Lock(), None
@@ -124,8 +129,8 @@ def is_initialized() -> bool:
 
 
 def is_torchelastic_launched() -> bool:
-    """False: a launcher that restarts ranks is not there yet."""
-    return False
+    """Whether ``mpgrad run --nproc-per-node``, which may restart ranks, has started this one."""
+    return RUN_ID in os.environ
 
 
 def init_process_group(
@@ -164,12 +169,30 @@ def init_process_group(
             f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r}"
         )
     where = whereabouts(init_method or "env://", rank, world_size)
+    _join(where, timeout, encrypt)
+
+
+def renew_process_group() -> None:
+    """Leave the ranks, and meet those that are left and those that were started again.
+
+    Raises:
+        RendezvousTimeout: not all came.
+        RuntimeError: rank 0 refused this process.
+        ValueError: this process belongs to no group.
+    """
+    destroy_process_group()
+    assert _world.joined is not None
+    _join(*_world.joined)
+
+
+def _join(where: Whereabouts, timeout: timedelta, encrypt: bool) -> None:
     with _world.lock:
         if _world.group is not None:
             raise ValueError("trying to initialize the default process group twice!")
         thread = join_world(where, timeout.total_seconds(), encrypt=encrypt)
         table = GroupTable(0, tuple(range(where.world_size)))
         _world.group, _world.groups = ProcessGroup(thread, table, where.rank, timeout), 1
+        _world.joined = where, timeout, encrypt
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:

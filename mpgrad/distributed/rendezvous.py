@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import platform
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import mpgrad
@@ -21,7 +22,7 @@ from mpgrad.scheduler.hosts.host_membership import (
     RendezvousExpired,
     SendRoster,
 )
-from mpgrad.wire.host_carrier import HostArrival, HostCarrier, HostDisconnected
+from mpgrad.wire.host_carrier import CarrierEvent, HostArrival, HostCarrier, HostDisconnected
 from mpgrad.wire.hosts import (
     HOSTS_PROTOCOL,
     HostMessage,
@@ -38,6 +39,10 @@ MASTER = "master"
 #: Seconds that others wait longer than rank 0, which knows who is missing.
 PATIENCE_S = 2.0
 
+#: Seconds between the questions of one that has no answer, and between its attempts to listen.
+AGAIN_S = 1.0
+LISTEN_AGAIN_S = 0.05
+
 #: Milliseconds that the last refusals of rank 0 have to leave.
 REFUSAL_MS_MAX = 1_000
 
@@ -52,8 +57,8 @@ class Meeting(NamedTuple):
     #: What the carrier calls each rank as a receiver, and as a sender.
     labels: tuple[str, ...]
     names: tuple[str, ...]
-    #: What came for the group already, from ranks that were told earlier.
-    early: tuple[HostArrival, ...]
+    #: What came for the group already, from ranks that were told earlier, and who has gone since.
+    early: Sequence[CarrierEvent]
 
 
 def meet(
@@ -63,6 +68,8 @@ def meet(
     master: tuple[str, int],
     timeout_s: float,
     versions: tuple[tuple[str, str], ...] | None = None,
+    *,
+    restarts: bool = False,
 ) -> Meeting:
     """Wait until all ranks are here.
 
@@ -73,27 +80,59 @@ def meet(
         master: where rank 0 listens; a name or a numeric address, and a port.
         timeout_s: how long to wait.
         versions: what has to be equal everywhere.
+        restarts: ranks that die are started again: so who waits goes on, whoever dies meanwhile.
 
     Raises:
         RendezvousTimeout: not all came; it names those.
         RuntimeError: rank 0 has refused this process, and says why.
+        HostLost: rank 0 has died, and is not started again.
         OSError: rank 0 cannot listen there.
     """
-    incarnation = secrets.token_hex(8)
     address = _resolved(*master)
     host, port = (address, master[1]) if rank == 0 else (_way_to(address, master[1]), 0)
-    carrier = make_carrier(_name(rank, incarnation), host, port)
-    join = Join(
-        rank, world_size, incarnation, carrier.address, versions or versions_of_this_process()
-    )
-    deadline = time.monotonic() + timeout_s
-    try:
-        if rank == 0:
-            return _Host(carrier, join).meet(deadline)
-        return _Guest(carrier, join, address, master[1]).meet(deadline + PATIENCE_S)
-    except BaseException:
-        carrier.close(REFUSAL_MS_MAX if rank == 0 else 0)
-        raise
+    versions = versions or versions_of_this_process()
+    deadline = time.monotonic() + timeout_s + (PATIENCE_S if rank else 0.0)
+    while True:
+        incarnation = secrets.token_hex(8)
+        name = rank_name(rank, incarnation)
+        carrier = _listening(make_carrier, name, host, port, deadline if restarts else 0.0)
+        join = Join(rank, world_size, incarnation, carrier.address, versions)
+        try:
+            if rank == 0:
+                return _wait(RendezvousHost(carrier, join, replaces=restarts), deadline)
+            return _wait(RendezvousGuest(carrier, join, (address, master[1])), deadline)
+        except BaseException as error:
+            carrier.close(REFUSAL_MS_MAX if rank == 0 else 0)
+            if not (restarts and isinstance(error, HostLost)):
+                raise
+
+
+def _listening(
+    make_carrier: MakeCarrier, name: str, host: str, port: int, deadline: float
+) -> HostCarrier:
+    """A carrier that listens there; until ``deadline`` what the last process has left may end."""
+    while True:
+        try:
+            return make_carrier(name, host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+                raise
+        time.sleep(LISTEN_AGAIN_S)
+
+
+def _wait(side: RendezvousHost | RendezvousGuest, deadline: float) -> Meeting:
+    """Until all are here."""
+    asks_at = 0.0
+    while side.meeting is None:
+        now = time.monotonic()
+        if now >= deadline:
+            side.expire()
+        if now >= asks_at:
+            side.ask()
+            asks_at = now + AGAIN_S
+        for event in side.carrier.receive(math.ceil((min(asks_at, deadline) - now) * 1000)):
+            side.take(event)
+    return side.meeting
 
 
 def versions_of_this_process() -> tuple[tuple[str, str], ...]:
@@ -105,7 +144,8 @@ def versions_of_this_process() -> tuple[tuple[str, str], ...]:
     )
 
 
-def _name(rank: int, incarnation: str) -> str:
+def rank_name(rank: int, incarnation: str) -> str:
+    """What a carrier calls a rank."""
     return f"{rank}.{incarnation}"
 
 
@@ -126,98 +166,136 @@ def _way_to(address: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
-class _Host:
-    """Rank 0, which the others come to."""
+class RendezvousHost:
+    """Rank 0, which the others come to.
 
-    def __init__(self, carrier: HostCarrier, join: Join) -> None:
-        self._carrier = carrier
-        self._rendezvous = Rendezvous(join.world_size, join.versions)
+    Args:
+        carrier: of this process.
+        join: what it says of itself.
+        replaces: see ``Rendezvous``.
+    """
+
+    def __init__(self, carrier: HostCarrier, join: Join, *, replaces: bool) -> None:
+        self.carrier = carrier
+        #: Set once all ranks are here.
+        self.meeting: Meeting | None = None
+        self._rendezvous = Rendezvous(join.world_size, join.versions, replaces=replaces)
         self._known: set[str] = set()
-        self._names: tuple[str, ...] | None = None
+        self._early: list[CarrierEvent] = []
         self._own = join.incarnation
         self._perform(self._rendezvous.handle_event(_joined(join)))
 
-    def meet(self, deadline: float) -> Meeting:
-        early: list[HostArrival] = []
-        while self._names is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                why = self._rendezvous.why_incomplete()
-                self._perform(self._rendezvous.handle_event(RendezvousExpired()))
-                raise RendezvousTimeout(why)
-            for event in self._carrier.receive(math.ceil(left * 1000)):
-                if not isinstance(event, HostArrival):
-                    gone = HostGone(event.peer.partition(".")[2])
-                    self._perform(self._rendezvous.handle_event(gone))
-                elif isinstance(message := _read(event), Join):
-                    self._join(event.sender, message)
-                else:
-                    early.append(event)
-        return Meeting(self._carrier, self._names, self._names, tuple(early))
+    def ask(self) -> None:
+        """It asks nobody."""
+
+    def take(self, event: CarrierEvent) -> None:
+        """What has come."""
+        if isinstance(event, HostArrival) and isinstance(message := _read(event), Join):
+            self._join(event.sender, message)
+        elif isinstance(event, HostArrival) or self.meeting is not None:
+            self._early.append(event)
+        else:
+            gone = HostGone(event.peer.partition(".")[2])
+            self._perform(self._rendezvous.handle_event(gone))
+
+    def expire(self) -> None:
+        """The time is over: tell everybody who is here.
+
+        Raises:
+            RendezvousTimeout: names those who are not.
+        """
+        why = self._rendezvous.why_incomplete()
+        self._perform(self._rendezvous.handle_event(RendezvousExpired()))
+        raise RendezvousTimeout(why)
 
     def _join(self, sender: str, message: Join) -> None:
-        if sender != _name(message.rank, message.incarnation):
+        if sender != rank_name(message.rank, message.incarnation):
             return
         if sender not in self._known:
             self._known.add(sender)
-            self._carrier.connect(sender, message.address)
+            self.carrier.connect(sender, message.address)
         self._perform(self._rendezvous.handle_event(_joined(message)))
 
     def _perform(self, answers: list[Answer]) -> None:
         for answer in answers:
             if isinstance(answer, SendRoster):
                 members = tuple((m.incarnation, m.address) for m in answer.members)
-                self._names = tuple(_name(m.rank, m.incarnation) for m in answer.members)
+                names = tuple(rank_name(m.rank, m.incarnation) for m in answer.members)
+                self.meeting = Meeting(self.carrier, names, names, self._early)
                 self._tell(answer.to, Roster(members))
             else:
                 self._tell(answer.to, Refusal(answer.reason, answer.is_timeout))
 
     def _tell(self, to: Participant, message: HostMessage) -> None:
         if to.incarnation != self._own:
-            self._carrier.send(_name(to.rank, to.incarnation), [encode_head(message)])
+            self.carrier.send(rank_name(to.rank, to.incarnation), [encode_head(message)])
 
 
-class _Guest:
-    """Any other rank."""
+class RendezvousGuest:
+    """Any other rank.
 
-    def __init__(self, carrier: HostCarrier, join: Join, address: str, port: int) -> None:
-        self._carrier, self._join = carrier, join
-        at = f"[{address}]" if ":" in address else address
-        self._master = f"tcp://{at}:{port}"
+    Args:
+        carrier: of this process.
+        join: what it says of itself.
+        master: the numeric address of rank 0, and its port.
+    """
+
+    def __init__(self, carrier: HostCarrier, join: Join, master: tuple[str, int]) -> None:
+        self.carrier, self._join = carrier, join
+        #: Set once all ranks are here.
+        self.meeting: Meeting | None = None
+        self._early: list[CarrierEvent] = []
+        at = f"[{master[0]}]" if ":" in master[0] else master[0]
+        self._master = f"tcp://{at}:{master[1]}"
         carrier.connect(MASTER, self._master)
-        carrier.send(MASTER, [encode_head(join)])
 
-    def meet(self, deadline: float) -> Meeting:
-        early: list[HostArrival] = []
-        roster: Roster | None = None
-        while roster is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise RendezvousTimeout(
-                    f"rank 0 did not answer at {self._master}: it did not come, or it has another "
-                    "key or setting of encrypt"
-                )
-            for event in self._carrier.receive(math.ceil(left * 1000)):
-                if isinstance(event, HostDisconnected):
-                    raise HostLost(0, event.cause, "rendezvous")
-                if not isinstance(event, HostArrival):
-                    continue
-                message = _read(event) if event.sender.startswith("0.") else None
-                if isinstance(message, Refusal):
-                    kind = RendezvousTimeout if message.is_timeout else RuntimeError
-                    raise kind(f"rank 0 refused rank {self._join.rank}: {message.reason}")
-                if isinstance(message, Roster):
-                    roster = message
-                else:
-                    early.append(event)
-        return self._connect(roster, early)
+    def ask(self) -> None:
+        """Ask rank 0; it may have forgotten who could not be reached, or who was replaced."""
+        self.carrier.send(MASTER, [encode_head(self._join)])
 
-    def _connect(self, roster: Roster, early: list[HostArrival]) -> Meeting:
-        names = tuple(_name(rank, inc) for rank, (inc, _) in enumerate(roster.members))
+    def take(self, event: CarrierEvent) -> None:
+        """What has come.
+
+        Raises:
+            HostLost: rank 0 has died, or has left the generation that it was in.
+            RendezvousTimeout: others did not come.
+            RuntimeError: rank 0 has refused this process.
+        """
+        if self.meeting is not None:
+            self._early.append(event)
+        elif isinstance(event, HostDisconnected):
+            raise HostLost(0, event.cause, "rendezvous")
+        elif isinstance(event, HostArrival):
+            self._hear(event)
+
+    def _hear(self, event: HostArrival) -> None:
+        message = _read(event) if event.sender.startswith("0.") else None
+        if isinstance(message, Refusal):
+            kind = RendezvousTimeout if message.is_timeout else RuntimeError
+            raise kind(f"rank 0 refused rank {self._join.rank}: {message.reason}")
+        if not isinstance(message, Roster):
+            self._early.append(event)
+        # The address may have been another process's, for which this one is.
+        elif message.members[self._join.rank][0] == self._join.incarnation:
+            self._connect(message)
+
+    def expire(self) -> None:
+        """The time is over.
+
+        Raises:
+            RendezvousTimeout: rank 0 is not there.
+        """
+        raise RendezvousTimeout(
+            f"rank 0 did not answer at {self._master}: it did not come, or it has another key or "
+            "setting of encrypt"
+        )
+
+    def _connect(self, roster: Roster) -> None:
+        names = tuple(rank_name(rank, inc) for rank, (inc, _) in enumerate(roster.members))
         for rank, (_, address) in enumerate(roster.members):
             if rank not in (0, self._join.rank):
-                self._carrier.connect(names[rank], address)
-        return Meeting(self._carrier, (MASTER, *names[1:]), names, tuple(early))
+                self.carrier.connect(names[rank], address)
+        self.meeting = Meeting(self.carrier, (MASTER, *names[1:]), names, self._early)
 
 
 def _joined(join: Join) -> HostJoined:

@@ -16,6 +16,9 @@ from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.rendezvous import meet
 from mpgrad.wire.host_carrier import HostCarrier
 
+#: Set by the launcher, as ``torchrun`` sets it.
+RESTARTS_MAX = "TORCHELASTIC_MAX_RESTARTS"
+
 
 class Whereabouts(NamedTuple):
     """Which rank this process is, and where rank 0 listens."""
@@ -63,7 +66,7 @@ def join_world(where: Whereabouts, timeout_s: float, *, encrypt: bool) -> Member
 
                 return ZmqHostCarrier(key, name, host, port, encrypt=encrypt)
 
-            meeting = meet(make_carrier, *where, timeout_s)
+            meeting = meet(make_carrier, *where, timeout_s, restarts=restarts_max() > 0)
             thread = _joined.thread = MemberThread(where.rank, meeting)
         elif (thread.member.rank, thread.member.ranks) != where[:2]:
             raise ValueError(
@@ -87,6 +90,17 @@ def leave_world() -> None:
 def _leave_at_exit() -> None:
     if _joined.thread is not None:
         _joined.thread.leave()
+
+
+def is_shared() -> bool:
+    """Whether process groups and remote calls both need this process's place in the world."""
+    return _joined.users > 1
+
+
+def restarts_max() -> int:
+    """How many dead ranks of this host ``mpgrad run --max-restarts`` starts again."""
+    text = os.environ.get(RESTARTS_MAX, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def whereabouts(method: str, rank: int, world_size: int) -> Whereabouts:

@@ -14,12 +14,11 @@ from typing import Any
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.dispatch.operator_node import OperatorNode
-from mpgrad.engine.handover import Handover, changed_numpy_errors
 from mpgrad.engine.placement import Placed
 from mpgrad.shipping.decision import what_changed
 from mpgrad.tensors.saved_tensor import SavedTensor
 from mpgrad.tensors.storage import VersionCounter
-from mpgrad.wire.surroundings import capture_surroundings, name_of_change, what_cannot_travel
+from mpgrad.wire.surroundings import look_around, name_of_change
 
 
 class StaleSaved:
@@ -93,12 +92,11 @@ class ReadsOfWorkers:
     """What the Functions on workers of one graph read: globals, settings of the process.
 
     Args:
-        placed: the graph.
-        handover: holds what was around its Functions when they were packed, before user code ran.
+        placed: the graph, and what was around its Functions before user code ran.
     """
 
-    def __init__(self, placed: Placed, handover: Handover) -> None:
-        self._frozen, self._code, self._handover = placed.frozen, placed.code, handover
+    def __init__(self, placed: Placed) -> None:
+        self._frozen, self._code, self._around = placed.frozen, placed.code, placed.around
         #: By Function and the classes on its ctx, the last of its Nodes in serial order; made when
         #: user code has run.
         self._last: dict[tuple[Any, ...], int] | None = None
@@ -128,11 +126,12 @@ class ReadsOfWorkers:
 
     def _change_around(self) -> str:
         """What has changed of what is brought along for all Functions, in words."""
-        before, now = self._handover.around_functions(), capture_surroundings()
-        changed = "" if now == before else name_of_change(before, now)
-        if not changed and self._handover.numpy_errors != changed_numpy_errors():
+        before, now = self._around, look_around()
+        assert before is not None
+        changed = "" if now.data == before.data else name_of_change(before.data, now.data)
+        if not changed and now.numpy_errors != before.numpy_errors:
             changed = "what NumPy does about floating-point errors (np.seterr)"
-        return changed or what_cannot_travel()
+        return changed or now.kept_here
 
     def _find_last(self) -> dict[tuple[Any, ...], int]:
         self._positions = {at: position for position, at in enumerate(self._frozen.spec.order)}

@@ -16,7 +16,6 @@ from mpgrad.autograd.profiling.backward_run import TaskRun
 from mpgrad.autograd.profiling.ranges import RUNNING, current_run
 from mpgrad.base.handles import ENGINE_ARENA, Block, GradientRef
 from mpgrad.dispatch.operator_call import cpu
-from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.client_changes import ReadsOfWorkers, StaleSaved
 from mpgrad.engine.handover import Handover
@@ -56,7 +55,7 @@ class ClientWorker:
     ) -> None:
         self._user_code, self._blas_threads = user_code, blas_threads
         self._frozen, self._graph, self._planned = placed.frozen, graph, graph.plan
-        self._reads = ReadsOfWorkers(placed, handover) if placed.code else None
+        self._reads = ReadsOfWorkers(placed) if placed.code else None
         self._handover, self._arena = handover, arena
         #: The exception of the last failed task.
         self.error: BaseException | None = None
@@ -115,40 +114,26 @@ class ClientWorker:
         return NodeTaskDone(dispatch.peer, *name, tuple(refs))
 
     def run_ahead(self) -> list[GradientRef] | None:
-        """Run task 0, before the graph is submitted (see ``Plan.opens_alone``).
+        """Run task 0 before the graph is submitted, if that is worth it (``Plan.opens_alone``).
 
         The saved tensors of its Nodes stay until then. If it fails, a worker runs it again, so that
         its error is reported in its turn.
 
         Returns:
-            Its outputs; None if it fails, or contains user code or a part of a Node.
+            Its outputs; None if it must not run ahead, or fails.
         """
-        members, outputs = self._planned.groups[0], self._planned.tasks[0].outputs
-        nodes, runs = self._frozen.nodes, self._frozen.runs
-        if not all(
-            (isinstance(nodes[member.node], OperatorNode) or not runs[member.node])
-            and not member.is_half
-            for member in members
-        ):
+        ahead = self._graph.ahead(self._frozen)
+        if ahead is None or anomaly.enabled:
             return None
-        refs: list[GradientRef] = [None] * len(outputs)
-
-        def emit(output: int, array: Array | None) -> None:
-            refs[output] = self._handover.gradient(array)
-
-        steps = [self._step(member) for member in members]
-        for step in steps:
-            step.release = None
-        contributions = [
-            (*self._planned.slots[0][slot], seed)
-            for (task, slot, _), seed in zip(self._planned.seeds, self._frozen.seeds, strict=True)
-            if task == 0
-        ]
+        times: list[float] | None = None if RUNNING.recording is None else []
+        started = perf_counter()
         try:
-            self._run_steps(0, steps, contributions, emit)
+            with blas_limit(self._blas_threads):
+                outputs = ahead.gradients(self._frozen, times)
         except Exception:
             return None
-        return refs
+        self._note_times(0, ahead.nodes, times, started)
+        return [self._handover.gradient(array) for array in outputs]
 
     def _run_steps(
         self,
@@ -156,17 +141,23 @@ class ClientWorker:
         steps: Sequence[NodeStep],
         contributions: Iterable[tuple[int, int, Array | None]],
         emit: Callable[[int, Array | None], None],
-        on_failure: Callable[[int], None] | None = None,
+        on_failure: Callable[[int], None],
     ) -> None:
         """Run a task and report its times to an active profile."""
-        recording = RUNNING.recording
-        times: list[float] | None = None if recording is None else []
+        times: list[float] | None = None if RUNNING.recording is None else []
         started = perf_counter()
         with blas_limit(self._blas_threads):
             run_steps(steps, contributions, emit, cpu, timings=times, on_failure=on_failure)
+        pairs = zip(self._planned.groups[task], steps, strict=True)
+        ran = [member.node for member, step in pairs if step.apply is not None]
+        self._note_times(task, ran, times, started)
+
+    def _note_times(
+        self, task: int, ran: Sequence[int], times: list[float] | None, started: float
+    ) -> None:
+        """Report when the rules of a task ran to an active profile."""
+        recording = RUNNING.recording
         if recording is not None and times is not None:
-            pairs = zip(self._planned.groups[task], steps, strict=True)
-            ran = [member.node for member, step in pairs if step.apply is not None]
             here = TaskRun(task, -1, 1, started, perf_counter())
             recording.note_nodes(current_run(), self._frozen, ran, times, here)
 

@@ -14,10 +14,9 @@ import os
 import threading
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
-from mpgrad.autograd.freezing.recurring_graphs import Remembered
 from mpgrad.autograd.running.validate_outputs import add_notes
 from mpgrad.base.generated_code import compiled, forget
 from mpgrad.engine.graph_source import GraphSource, expected_of
@@ -43,28 +42,34 @@ def source_of(frozen: FrozenGraph) -> str:
     return f"not compiled: {made}" if isinstance(made, str) else made.source
 
 
+class Holder(Protocol):
+    """What has a graph's source."""
+
+    program: Any
+
+
 class Kept:
     """The graphs that are kept as source. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._programs: deque[tuple[weakref.ref[Remembered], int]] = deque()
+        self._programs: deque[tuple[weakref.ref[Holder], int]] = deque()
 
-    def add(self, known: Remembered, frozen: FrozenGraph) -> Compiled | str:
+    def add(self, holder: Holder, frozen: FrozenGraph) -> Compiled | str:
         """Compile a graph for all that have its tables."""
-        known.program = compiled_graph(frozen)
+        program = holder.program = compiled_graph(frozen)
         with self._lock:
-            if isinstance(known.program, Compiled):
-                self._programs.append((weakref.ref(known), len(frozen.nodes)))
+            if isinstance(program, Compiled):
+                self._programs.append((weakref.ref(holder), len(frozen.nodes)))
             while self.count()[1] > KEPT_NODES_MAX:
                 dropped = self._programs.popleft()[0]()
                 if dropped is not None:
                     dropped.program = None
-        return known.program
+        return program
 
     def count(self) -> tuple[int, int]:
         """How many graphs, and how many Nodes they have."""
-        alive = [nodes for known, nodes in list(self._programs) if known() is not None]
+        alive = [nodes for holder, nodes in list(self._programs) if holder() is not None]
         return len(alive), sum(alive)
 
 

@@ -19,7 +19,7 @@ from mpgrad.autograd.functions.function_node import (
     FunctionNode,
     PortableContext,
 )
-from mpgrad.autograd.running.collector import collector_held
+from mpgrad.autograd.running.collector import collector_held_for
 from mpgrad.base import config
 from mpgrad.base.handles import GradientRef
 from mpgrad.devices.device_arrays import is_array
@@ -46,7 +46,7 @@ from mpgrad.wire.programs import (
     encode_plain,
     encode_program,
 )
-from mpgrad.wire.surroundings import capture_surroundings
+from mpgrad.wire.surroundings import Around, changed_numpy_errors
 
 if TYPE_CHECKING:
     from mpgrad.engine.processes import CoordinatorProcess
@@ -69,10 +69,15 @@ class Handover(PackedArrays):
         frozen: the graph.
         graph: its plan.
         code: by node index, the code of each Function that a worker runs.
+        around: what is around its Functions; None if it has none.
     """
 
     def __init__(
-        self, frozen: FrozenGraph, graph: PreparedGraph, code: dict[int, ShippedCode]
+        self,
+        frozen: FrozenGraph,
+        graph: PreparedGraph,
+        code: dict[int, ShippedCode],
+        around: Around | None = None,
     ) -> None:
         super().__init__()
         self._frozen, self._graph, self._code = frozen, graph, code
@@ -82,8 +87,10 @@ class Handover(PackedArrays):
         self.spot_checks: SpotChecks | None = None
         #: Whether workers report the arguments of Functions that fail.
         self._tells_failures = bool(code) and config.post_mortem()
-        self.numpy_errors = changed_numpy_errors()
-        self._surroundings = b""
+        self.around = around
+        self._numpy_errors = (
+            changed_numpy_errors(np.geterr()) if around is None else around.numpy_errors
+        )
         #: Where the code of Functions lies, by its id.
         self._shipped: dict[str, PackedArray] = {}
 
@@ -124,15 +131,15 @@ class Handover(PackedArrays):
         submitted = GraphSubmitted(peer, graph, depth, (), tuple(gradients), captures, done=done)
         yield from in_chunks(submitted, ends, self._tables)
 
-    @collector_held()
     def _tables(self, start: int, stop: int, done: int) -> tuple[NodeTaskSpec, ...]:
         """The tables of tasks ``start`` to ``stop``; who runs the first ``done`` needs nothing."""
         tasks, first = self._graph.plan.tasks, max(start, done)
-        programs = self.programs(range(first, stop))
-        written = [
-            task.with_program(*program)
-            for task, program in zip(tasks[first:stop], programs, strict=True)
-        ]
+        with collector_held_for(len(self._frozen.nodes)):
+            programs = self.programs(range(first, stop))
+            written = [
+                task.with_program(*program)
+                for task, program in zip(tasks[first:stop], programs, strict=True)
+            ]
         return (*tasks[start:first], *written)
 
     # ------------------------------------------------------------------ programs
@@ -174,16 +181,10 @@ class Handover(PackedArrays):
             plan.slots[task],
             anomaly.checks_nan,
             is_timed,
-            self.numpy_errors,
-            self.around_functions() if has_function else b"",
+            self._numpy_errors,
+            self.around.data if has_function and self.around is not None else b"",
             plan.joins[task],
         )
-
-    def around_functions(self) -> bytes:
-        """The encoded surroundings of user code: the same for all tasks."""
-        if not self._surroundings:
-            self._surroundings = capture_surroundings()
-        return self._surroundings
 
     def _rule(self, index: int) -> Rule:
         node = self._frozen.nodes[index]
@@ -217,13 +218,9 @@ class Handover(PackedArrays):
 
     def _function(self, node: FunctionNode, context: PortableContext, index: int) -> FunctionRule:
         code = self._code[index]
-        buffers: list[PackedArray] = []
-
-        def out_of_band(buffer: Any) -> None:
-            buffers.append(self.array(np.frombuffer(buffer.raw(), np.uint8)))
-
+        buffers: list[Any] = []
         try:
-            attributes = pack_attributes(context.attributes, code.held, out_of_band)
+            attributes = pack_attributes(context.attributes, code.held, buffers.append)
         except Exception as error:
             raise TypeError(
                 f"{node.name()} cannot be sent to a worker: what its ctx holds cannot be pickled "
@@ -238,7 +235,7 @@ class Handover(PackedArrays):
             tuple([None if array is None else self.array(array) for array in context.saved]),
             _described(context.description),
             attributes,
-            tuple(buffers),
+            tuple([self.array(np.frombuffer(buffer.raw(), np.uint8)) for buffer in buffers]),
             index,
             self.spot_checks is not None and self.spot_checks.chooses(node),
             self._tells_failures and can_travel(node),
@@ -259,22 +256,6 @@ def _read(read: Callable[[], T]) -> T:
         return read()
     except RuntimeError as error:
         raise SavedTensorsUnreadable from error
-
-
-_NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
-
-
-def changed_numpy_errors() -> dict[str, str]:
-    """How this thread handles floating-point errors, where that differs from NumPy's default.
-
-    A worker cannot call the user's callback or order its printed lines: it warns instead.
-    """
-    actions: dict[str, Any] = {**np.geterr()}
-    return {
-        kind: "warn" if action in ("call", "log", "print") else action
-        for kind, action in actions.items()
-        if action != _NUMPY_ERRORS[kind]
-    }
 
 
 #: The bytes of shipped code as arrays in the arena, by content: each is written once.

@@ -14,7 +14,7 @@ from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.profiling.backward_run import TaskRun
 from mpgrad.autograd.profiling.ranges import ENGINE, RUNNING, WAITING, Recording, current_run
 from mpgrad.autograd.profiling.task_times import unpack_times
-from mpgrad.autograd.running.collector import collector_held
+from mpgrad.autograd.running.collector import collector_held_for
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.handles import ENGINE_ARENA, Block, is_counted
 from mpgrad.engine.client_worker import ClientWorker
@@ -77,7 +77,7 @@ def run_in_workers(
         WorkerLost, CoordinatorLost, SharedMemoryExhausted, EngineClosed: see ``mpgrad.errors``.
     """
     frozen, planned = placed.frozen, graph.plan
-    handover = Handover(frozen, graph, placed.code)
+    handover = Handover(frozen, graph, placed.code, placed.around)
     running, recording = innermost(), RUNNING.recording
     number, is_complete = next(_graph_numbers), False
     try:
@@ -90,7 +90,7 @@ def run_in_workers(
                 options.blas_threads,
             )  # fmt: skip
             # A cheap task that all others wait for runs in this process.
-            ahead = client.run_ahead() if planned.opens_alone else None
+            ahead = client.run_ahead()
             depth = running.depth if running is not None else 0
             messages = handover.messages(session.peer, number, depth, session.workers, ahead)
             profiled = None if recording is None else _Profiled(recording, session, planned)
@@ -177,7 +177,6 @@ def _release_saved(frozen: FrozenGraph) -> None:
                 node.release_saved()
 
 
-@collector_held()
 def _open_results(
     sessions: SessionPool,
     session: Session,
@@ -189,21 +188,26 @@ def _open_results(
     opened: dict[Block, Array] = {}
     results: list[tuple[Any, bool]] = []
     try:
-        for (node, input_nr), ref, exclusive in zip(
-            frozen.spec.captures, outcome.captures, outcome.exclusive, strict=True
-        ):
-            meta = frozen.nodes[node].input_metadata[input_nr]
-            if isinstance(ref, Block) and ref.arena == ENGINE_ARENA:
-                if ref in opened:
-                    # The session holds a block once per capture; one lease serves all of these.
-                    session.to_release.append(ref)
+        with collector_held_for(len(frozen.sinks)):
+            for (node, input_nr), ref, exclusive in zip(
+                frozen.spec.captures, outcome.captures, outcome.exclusive, strict=True
+            ):
+                meta = frozen.nodes[node].input_metadata[input_nr]
+                if not isinstance(ref, Block):
+                    results.append((handover.open(ref, meta), True))
+                elif ref.arena == ENGINE_ARENA:
+                    if ref in opened:
+                        # The session holds a block once per capture; one lease serves all of these.
+                        session.to_release.append(ref)
+                    else:
+                        opened[ref] = sessions.lease(session, ref, meta)
+                    results.append((opened[ref], exclusive))
                 else:
-                    opened[ref] = sessions.lease(session, ref, meta)
-                results.append((opened[ref], exclusive))
-            else:
-                if is_counted(ref):  # a GPU worker's block: copied, because it dies with the worker
-                    session.to_release.append(ref)
-                results.append((handover.open(ref, meta), True))
+                    if is_counted(
+                        ref
+                    ):  # a GPU worker's block: copied, because it dies with the worker
+                        session.to_release.append(ref)
+                    results.append((handover.open(ref, meta), True))
     except ProtocolError as error:
         raise session.distrust(error) from error
     return results

@@ -20,7 +20,7 @@ from mpgrad.autograd.freezing.recurring_graphs import Remembered
 from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.profiling.ranges import RUNNING, current_run
 from mpgrad.autograd.running import engine_slot
-from mpgrad.autograd.running.collector import collector_held
+from mpgrad.autograd.running.collector import HELD_ABOVE, collector_held
 from mpgrad.autograd.running.validate_outputs import (
     add_notes,
     require_number,
@@ -43,8 +43,6 @@ from mpgrad.tensors.storage import is_exclusive
 #: The number of uses of a graph's tables after which it is compiled: source for a graph that comes
 #: twice would take longer than it saves.
 COMPILED_FROM_USE = 2
-#: The number of Nodes from which a backward of operators alone pauses the garbage collector.
-HELD_ABOVE_NODES = 1000
 
 
 def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
@@ -53,7 +51,7 @@ def run_local(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     Returns:
         For each capture its array (None if undefined), and whether nobody else holds it.
     """
-    if len(frozen.nodes) >= HELD_ABOVE_NODES and has_only_operators(frozen):
+    if len(frozen.nodes) >= HELD_ABOVE and has_only_operators(frozen):
         with collector_held():
             return _run(frozen)
     return _run(frozen)
@@ -127,9 +125,12 @@ def _rules(frozen: FrozenGraph) -> Sequence[Rule | None] | None:
     return known.rules  # type: ignore[no-any-return]
 
 
-def gradients_of_nodes(frozen: FrozenGraph, xp: Any) -> list[Any]:
-    """The gradients that ``frozen`` captures, computed on the arrays of ``xp``."""
-    return _run_in_order(frozen, xp)[0]
+def gradients_of_nodes(frozen: FrozenGraph, xp: Any, times: list[float] | None = None) -> list[Any]:
+    """The gradients that ``frozen`` captures, computed on the arrays of ``xp``.
+
+    ``times`` gets when each rule began and ended (``perf_counter``).
+    """
+    return _run_in_order(frozen, xp, times)[0]
 
 
 def _run_in_order(

@@ -74,7 +74,9 @@ class PackedArrays:
                 if arena is not None and place is not None:
                     return _shared(array, *place, arena.number)
         self.copied_bytes += array.nbytes
-        if array.flags.c_contiguous and array.nbytes > INLINE_LIMIT_BYTES:
+        if array.flags.c_contiguous:
+            if array.nbytes <= INLINE_LIMIT_BYTES:
+                return InlineArray(array.shape, array.strides, array.dtype.str, 0, array.tobytes())
             copy = self._copy(array)
             return _shared(copy, *self._located(copy))
         data, offset = _span(array)
@@ -102,15 +104,15 @@ class PackedArrays:
     def open(self, ref: GradientRef, meta: InputMetadata) -> Array | None:
         """A copy of a gradient that came inside a message, or that this client handed over."""
         shape, dtype, _ = meta
-        if ref is None:
-            return None
-        if isinstance(ref, Block) and ref.arena >= CLIENT_DEVICE_ARENA:
-            return self._device_copy(ref, meta)
         if isinstance(ref, bytes):
             try:
                 return np.ndarray(shape, dtype, ref).copy()
             except TypeError as error:
                 raise ProtocolError(f"a gradient of {len(ref)} bytes: {error}") from None
+        if ref is None:
+            return None
+        if ref.arena >= CLIENT_DEVICE_ARENA:
+            return self._device_copy(ref, meta)
         return adopt(self._arena.open(ref, shape, dtype, writeable=False))
 
     def _device_copy(self, block: Block, meta: InputMetadata) -> Any:
@@ -151,8 +153,6 @@ def _span(array: Array) -> tuple[bytes, int]:
 
     Gaps are sent too, so that the strides on the other side are exactly the same.
     """
-    if array.flags.c_contiguous:
-        return array.tobytes(), 0
     address = array.__array_interface__["data"][0]
     low, high = byte_bounds(address, array.shape, array.itemsize, array.strides)
     return ctypes.string_at(low, high - low), address - low

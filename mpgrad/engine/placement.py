@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -28,10 +29,10 @@ from mpgrad.shipping.attributes import (
 from mpgrad.shipping.debuggers import file_of, files_with_breakpoints
 from mpgrad.shipping.decision import ShippedCode, decide
 from mpgrad.shipping.findings import article
-from mpgrad.shipping.installed_state import is_installed_name
+from mpgrad.shipping.installed_state import is_known_name
 from mpgrad.tensors.saved_tensor import SavedTensor
 from mpgrad.tensors.tensor import Tensor
-from mpgrad.wire.surroundings import what_cannot_travel
+from mpgrad.wire.surroundings import Around, look_around
 
 
 class Placed(NamedTuple):
@@ -42,12 +43,17 @@ class Placed(NamedTuple):
         code: the code of each shipped Function, by the index of its Node.
         kept: the reason why a Node that a worker could run belongs to the client, by index.
         unasked: those of them that the user did not ask to keep.
+        around: what is around its Functions; None if it has none.
     """
 
     frozen: FrozenGraph
     code: dict[int, ShippedCode]
     kept: dict[int, str]
     unasked: dict[int, str]
+    around: Around | None = None
+
+
+_is_on_client = attrgetter("on_client")
 
 
 class _Where(NamedTuple):
@@ -82,8 +88,9 @@ def place(frozen: FrozenGraph) -> Placed:
                 kept[index] = found.reason
             if found.is_unasked:
                 unasked[index] = found.reason
-    placed = Placed(_with_kept(frozen, kept), code, kept, unasked)
-    if kept or any(spec.on_client for spec in frozen.spec.nodes):
+    around = None if walked is None else walked.around
+    placed = Placed(_with_kept(frozen, kept), code, kept, unasked, around)
+    if kept or any(map(_is_on_client, frozen.spec.nodes)):
         return keep_unreadable(placed)
     return placed
 
@@ -119,7 +126,7 @@ class _Walked:
 
     def __init__(self) -> None:
         self._decisions: dict[tuple[type, ...], _Where] = {}
-        self._around = what_cannot_travel()
+        self.around = look_around()
         self._stops = files_with_breakpoints()
         self._elsewhere: _Where | None = None
         if get_default_device() is not CPU:
@@ -129,8 +136,8 @@ class _Walked:
 
     def where(self, node: FunctionNode, keep_graph: bool) -> _Where:
         function, ctx = node.function, node.ctx
-        if self._around and function.run_on is None:
-            why = f"{self._around} was set in this process, and workers cannot have that"
+        if self.around.kept_here and function.run_on is None:
+            why = f"{self.around.kept_here} was set in this process, and workers cannot have that"
             return _Where(why, is_unasked=True)
         if self._stops and file_of(function) in self._stops:
             return _Where("a debugger has breakpoints in its file")
@@ -166,7 +173,7 @@ def _more_than_a_tensor(node: FunctionNode) -> str:
         if tensor is None:
             continue
         # The package looks its names up when they are used, Tensor too.
-        if type(tensor) is not Tensor and not is_installed_name(type(tensor)):
+        if type(tensor) is not Tensor and not is_known_name(type(tensor)):
             return f"{article(type(tensor).__name__)}, of which a worker would get a Tensor"
         if vars(tensor):
             return f"a tensor with the attribute `{next(iter(vars(tensor)))}`, which workers lack"

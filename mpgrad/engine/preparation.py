@@ -16,6 +16,7 @@ from mpgrad.base import machine
 from mpgrad.devices.device_arrays import CUDA
 from mpgrad.devices.gpu_nodes import gpus_of
 from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.engine.ahead import Ahead, ahead_of
 from mpgrad.engine.choice import (
     Choice,
     Experience,
@@ -76,8 +77,8 @@ class Preparation:
     def _plan_with(self, message_us: float) -> None:
         workers, gpus = self._options.cpu_workers, self._options.gpus
         self.message_us = message_us
-        self._make_plan: MakePlan = partial(
-            plan, workers=workers, gpu_workers=Counter(gpus), message_us=message_us
+        self._make_plan: MakePlan = collector_held()(
+            partial(plan, workers=workers, gpu_workers=Counter(gpus), message_us=message_us)
         )
         #: All that a plan depends on beside the graph.
         self._plans_for = workers, gpus, message_us
@@ -168,7 +169,6 @@ class Preparation:
         """The mode in force on this thread now."""
         return "local" if engine_slot.is_local() or sys.platform != "linux" else self._options.mode
 
-    @collector_held()
     def plan_of(self, frozen: FrozenGraph) -> PreparedGraph:
         """The plan of a placed graph, and the other results for its tables, cached or new."""
         known, spec = frozen.remembered, frozen.spec
@@ -210,6 +210,7 @@ class PreparedGraph:
         self.experience: Experience | None = None
         self._wirings: dict[Member, Wiring] = {}
         self._programs: list[list[NodeProgram | bytes] | None] = [None] * len(plan.tasks)
+        self._ahead: Ahead | None = None
         self._uses = 0
         self._planned_for = costs_of(spec)
 
@@ -235,6 +236,12 @@ class PreparedGraph:
         """Count a use; whether the cost model should learn from this one."""
         self._uses += 1
         return self._uses <= tuning.SAMPLES or self._uses % tuning.SAMPLES == 0
+
+    def ahead(self, frozen: FrozenGraph) -> Ahead | None:
+        """The first task of graphs with these tables; None if it must not run ahead."""
+        if self._ahead is None and self.plan.opens_alone:
+            self._ahead = ahead_of(frozen, self.plan)
+        return self._ahead
 
     def wiring(self, frozen: FrozenGraph, member: Member) -> Wiring:
         """The wiring around the rule of a task's Node, for graphs with these tables."""

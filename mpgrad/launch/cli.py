@@ -166,10 +166,25 @@ def _add_ranks(run: argparse.ArgumentParser) -> None:
         help="where rank 0 listens (default, on one host: one that is free)",
     )
     ranks.add_argument(
+        "--max-restarts",
+        "--max_restarts",
+        type=_argument(_parse_restarts),
+        default=0,
+        metavar="N",
+        help="start ranks of this host that die again, N times in all (default: 0); see "
+        "mpgrad.distributed.elastic",
+    )
+    ranks.add_argument(
         "--address",
         metavar="auto|HOST:PORT",
         help="a Ray cluster: it chooses the --nnodes hosts, where mpgrad[ray] has to be installed",
     )
+
+
+def _parse_restarts(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("expected a whole number")
+    return int(text)
 
 
 def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
@@ -219,9 +234,11 @@ def _run(options: argparse.Namespace) -> int:
         "log_dir": options.log_dir,
     }
     if options.nproc_per_node is None:
-        for name, is_given in (("nnodes", options.nnodes > 1), ("address", options.address)):
+        needs = {"nnodes": options.nnodes > 1, "max_restarts": options.max_restarts}
+        for name, is_given in (*needs.items(), ("address", options.address)):
             if is_given:
-                return script.refusal(f"--{name} needs --nproc-per-node")
+                option = name.replace("_", "-")
+                return script.refusal(f"--{option} needs --nproc-per-node")
         return script.launch(
             options.script,
             options.arguments,
@@ -250,6 +267,7 @@ def _run(options: argparse.Namespace) -> int:
         options.node_rank,
         options.master_addr or "127.0.0.1",
         options.master_port,
+        options.max_restarts,
     )
     return launch_ranks(options.script, options.arguments, ranks, **chosen)
 
@@ -268,7 +286,7 @@ def _run_on_ray(options: argparse.Namespace) -> int:
             "--address needs Ray, which is not installed: pip install mpgrad[ray]"
         )
     arguments = []
-    for name in ("cpu_workers", "gpus", "pin", "log_dir"):
+    for name in ("cpu_workers", "gpus", "pin", "log_dir", "max_restarts"):
         value = getattr(options, name)
         if value is not None:
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

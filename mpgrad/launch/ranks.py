@@ -1,8 +1,8 @@
 """``mpgrad run --nproc-per-node N``: N processes of one script on this host, each of them a rank.
 
 They get the environment that ``torchrun`` gives. Each line that they print carries their rank.
-Signals are passed on to them. When one fails, the others get some time to end by themselves. All
-that was started ends: with this process, too.
+Signals are passed on to them. One that fails is started again, if that is wanted; else the others
+get some time to end by themselves. All that was started ends: with this process, too.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ AFTER_SIGNAL_S = 30.0
 #: A line that is longer is printed in pieces.
 LINE_BYTES_MAX = 64 * 1024
 
+#: Set for a rank: how often it has been started again.
+RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -44,6 +47,8 @@ class Ranks(NamedTuple):
     master_address: str = "127.0.0.1"
     #: 0 draws one that is free; only on one node.
     master_port: int = 0
+    #: How many ranks of this host that fail are started again.
+    restarts_max: int = 0
 
     @property
     def world_size(self) -> int:
@@ -104,11 +109,10 @@ def launch_ranks(
         if ranks.per_node > 1:
             environment.setdefault("OMP_NUM_THREADS", "1")
         environment.setdefault("PYTHONUNBUFFERED", "1")
-        launcher = stack.enter_context(_Launcher(log_dir))
         command = [*(["-m"] if is_module else []), script, *arguments]
+        launcher = stack.enter_context(_Launcher(command, key, ranks.restarts_max, log_dir))
         for local_rank in range(ranks.per_node):
-            own = {**environment, **_rank_environment(ranks, local_rank)}
-            launcher.start(int(own["RANK"]), command, own, key)
+            launcher.start({**environment, **_rank_environment(ranks, local_rank)})
         return launcher.wait()
 
 
@@ -122,8 +126,11 @@ def _rank_environment(ranks: Ranks, local_rank: int) -> Mapping[str, str]:
         "GROUP_RANK": ranks.node_rank,
         "GROUP_WORLD_SIZE": ranks.nodes,
         "MASTER_PORT": ranks.master_port,
+        "TORCHELASTIC_MAX_RESTARTS": ranks.restarts_max,
+        RESTART_COUNT: 0,
     }
-    return {"MASTER_ADDR": ranks.master_address, **{k: str(n) for k, n in numbers.items()}}
+    texts = {"MASTER_ADDR": ranks.master_address, "TORCHELASTIC_RUN_ID": "none"}
+    return texts | {k: str(n) for k, n in numbers.items()}
 
 
 @contextlib.contextmanager
@@ -155,7 +162,7 @@ def key_file(key: bytes) -> Iterator[int]:
 class _Rank:
     """One process."""
 
-    number: int
+    environment: Mapping[str, str]
     process: subprocess.Popen[bytes]
     pidfd: int
     #: A file that gets what it prints, too.
@@ -163,16 +170,28 @@ class _Rank:
     #: What it has printed since its last line, by stream.
     unfinished: dict[int, bytes] = field(default_factory=dict)
 
+    @property
+    def number(self) -> int:
+        return int(self.environment["RANK"])
+
 
 class _Launcher:
     """The ranks of this host, from their start to their end.
 
     Args:
+        command: the script and its arguments.
+        key: the descriptor of the group's key, which ranks inherit.
+        restarts_max: how many ranks that fail are started again.
         log_dir: see ``launch_ranks``.
     """
 
-    def __init__(self, log_dir: str | None = None) -> None:
-        self._log_dir = log_dir
+    def __init__(
+        self, command: Sequence[str], key: int | None, restarts_max: int, log_dir: str | None
+    ) -> None:
+        self._command, self._key, self._log_dir = command, key, log_dir
+        self._restarts_max, self._restarts = restarts_max, 0
+        #: The first rank that has ended well: the others cannot meet it again.
+        self._ended_well: _Rank | None = None
         self._ranks: list[_Rank] = []
         self._alive: set[_Rank] = set()
         self._selector = selectors.DefaultSelector()
@@ -200,14 +219,13 @@ class _Launcher:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def start(
-        self, number: int, command: Sequence[str], environment: Mapping[str, str], key: int | None
-    ) -> None:
+    def start(self, environment: Mapping[str, str]) -> None:
         """Start a rank, in a process group of its own."""
+        number, key = int(environment["RANK"]), self._key
         # A process of another group than the terminal's may not read from that.
         reads = number == 0 and sys.stdin is not None and not os.isatty(0)
         process = subprocess.Popen(
-            [sys.executable, "-m", "mpgrad.launch.rank_process", str(os.getpid()), *command],
+            [sys.executable, "-m", "mpgrad.launch.rank_process", str(os.getpid()), *self._command],
             env=environment,
             stdin=None if reads else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -217,8 +235,9 @@ class _Launcher:
         )
         log = None
         if self._log_dir is not None:
-            log = open(os.path.join(self._log_dir, f"rank{number}.log"), "wb")  # noqa: SIM115
-        rank = _Rank(number, process, os.pidfd_open(process.pid), log)
+            mode = "wb" if environment[RESTART_COUNT] == "0" else "ab"
+            log = open(os.path.join(self._log_dir, f"rank{number}.log"), mode)  # noqa: SIM115
+        rank = _Rank(environment, process, os.pidfd_open(process.pid), log)
         self._ranks.append(rank)
         self._alive.add(rank)
         self._selector.register(rank.pidfd, selectors.EVENT_READ, (rank, None))
@@ -247,19 +266,42 @@ class _Launcher:
         self._kill(rank)
         code = rank.process.wait()
         if code == 0:
+            self._ended_well = self._ended_well or rank
             return
         how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+        ended = f"rank {rank.number} (process {rank.process.pid}) ended with {how}"
+        why_not = self._why_not_again()
+        if why_not is None:
+            self._restarts += 1
+            say(f"{ended}; it is started again ({self._restarts} of {self._restarts_max} restarts)")
+            count = str(int(rank.environment[RESTART_COUNT]) + 1)
+            self.start({**rank.environment, RESTART_COUNT: count})
+            return
         if self._code == 0:
             self._code = code if code > 0 else 128 - code
+            why, seconds = why_not
+            ended += why
             if self._alive and self._next_signal is None:
                 others = ", ".join(str(other.number) for other in self._living())
-                say(
-                    f"rank {rank.number} (process {rank.process.pid}) ended with {how}; ranks "
-                    f"{others} have {AFTER_FAILURE_S:g} s to end"
-                )
-                self._next_signal = time.monotonic() + AFTER_FAILURE_S, signal.SIGTERM
+                say(f"{ended}; ranks {others} have {seconds:g} s to end")
+                self._next_signal = time.monotonic() + seconds, signal.SIGTERM
                 return
-        say(f"rank {rank.number} (process {rank.process.pid}) ended with {how}")
+        say(ended)
+
+    def _why_not_again(self) -> tuple[str, float] | None:
+        """Why a rank that has failed is not started again, and the seconds that the others have."""
+        if self._restarts_max == 0 or self._next_signal is not None or self._code != 0:
+            return "", AFTER_FAILURE_S
+        if self._ended_well is not None:
+            why = f"; it is not started again, since rank {self._ended_well.number} has ended"
+            return why, AFTER_FAILURE_S
+        if self._restarts == self._restarts_max:
+            why = (
+                f"; all {self._restarts_max} restarts are used up: see what it has printed first, "
+                "or give a larger --max-restarts"
+            )
+            return why, 0.0  # the others wait for it, and have nothing to report
+        return None
 
     def _kill(self, rank: _Rank) -> None:
         """End the rank's process group: itself, and what it has started and left.

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from mpgrad.nn import functional as F
 from mpgrad.nn.module import Module
 from mpgrad.nn.packed_sequences import PackedSequence
 from mpgrad.nn.parameter import Parameter
-from mpgrad.nn.recurrent_cells import (
-    CellFunction,
-    fill_uniformly,
-    gru_step,
-    lstm_step,
-    relu_step,
-    tanh_step,
-)
+from mpgrad.nn.recurrent_cells import fill_uniformly
 from mpgrad.ops.creation import empty, zeros
-from mpgrad.ops.indexing import index_select, split, unbind
-from mpgrad.ops.repeated_linear import repeated_linear
-from mpgrad.ops.shape import cat, squeeze, stack, transpose, unsqueeze
+from mpgrad.ops.indexing import index_select
+from mpgrad.ops.recurrent_layers import recurrent_layer
+from mpgrad.ops.shape import cat, reshape, squeeze, stack, transpose, unsqueeze
 from mpgrad.tensors.tensor import Tensor
 
 
 class _Recurrent(Module):
     """A network that reads a sequence.
 
-    The products with the input are computed for all steps at once; each step has one more product,
-    and the gradient of its weight is one product of all steps (``repeated_linear``).
+    The products with the input are computed for all steps at once. Each direction of a layer is one
+    Node: so several directions run in parallel, and the gradient of a weight is one product.
 
     Args:
         input_size: features of the input.
@@ -51,6 +43,8 @@ class _Recurrent(Module):
 
     _gates = 1
     _states = 1
+    #: That of ``recurrent_layer``.
+    _kind = ""
 
     def __init__(
         self,
@@ -139,9 +133,6 @@ class _Recurrent(Module):
             for ending in self._endings()
         ]
 
-    def _step(self) -> CellFunction:
-        raise NotImplementedError
-
     def _read(self, input: Any, start: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
         """The outputs and the last states of all layers; of packed sequences, packed outputs.
 
@@ -157,8 +148,9 @@ class _Recurrent(Module):
         if start is not None and not batched:
             start = tuple(unsqueeze(state, 1) for state in start)
         states = self._start(steps, steps.shape[1], start)
-        sizes = [steps.shape[1]] * steps.shape[0]
-        steps, ends = self._layers(steps, states, sizes, _over_steps)
+        length, batch = steps.shape[:2]
+        flat, ends = self._layers(reshape(steps, (length * batch, -1)), states, [batch] * length)
+        steps = reshape(flat, (length, batch, -1))
         if not batched:
             return squeeze(steps, 1), tuple(squeeze(end, 1) for end in ends)
         return (transpose(steps, 0, 1) if self.batch_first else steps), ends
@@ -171,17 +163,20 @@ class _Recurrent(Module):
             start = tuple(index_select(state, 1, order) for state in start)
         counts = sizes.tolist()
         states = self._start(data, counts[0], start)
-        outputs, ends = self._layers(data, states, counts, partial(_over_packed_steps, counts))
+        outputs, ends = self._layers(data, states, counts)
         if back is not None:
             ends = tuple(index_select(end, 1, back) for end in ends)
         return PackedSequence(outputs, sizes, order, back), ends
 
     def _layers(
-        self, steps: Tensor, states: tuple[Tensor, ...], sizes: list[int], run: Any
+        self, steps: Tensor, states: tuple[Tensor, ...], sizes: Sequence[int]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The output of the last layer, and the last states of all layers.
 
-        ``sizes`` has the number of sequences in each step.
+        Args:
+            steps: (rows of all steps, features).
+            states: the first ones, (layers * directions, batch, features) each.
+            sizes: the number of rows of each step.
         """
         last: list[tuple[Tensor, ...]] = []
         weights = self.all_weights
@@ -193,29 +188,16 @@ class _Recurrent(Module):
                 projection = others.pop() if self.proj_size else None
                 bias_ih, bias_hh = others or (None, None)
                 rows = F.linear(steps, weight_ih, bias_ih)
-                mine = tuple(state[at] for state in states)
-                backwards = direction == 1
-                read = sizes[::-1] if backwards else sizes
-                of_state = repeated_linear(weight_hh, bias_hh, read)
-                project = None if projection is None else repeated_linear(projection, None, read)
-                step = partial(self._next, of_state, project)
-                output, ended = run(rows, step, mine, backwards=backwards)
+                output, ended = recurrent_layer(
+                    self._kind, rows, weight_hh, bias_hh, projection,
+                    [state[at] for state in states], sizes, backwards=direction == 1,
+                )  # fmt: skip
                 outputs.append(output)
                 last.append(ended)
             steps = cat(outputs, -1) if len(outputs) > 1 else outputs[0]
             if self.dropout and layer < self.num_layers - 1:
                 steps = F.dropout(steps, self.dropout, self.training)
         return steps, tuple(stack([ended[k] for ended in last]) for k in range(self._states))
-
-    def _next(
-        self,
-        of_state: Callable[[Tensor], Tensor],
-        project: Callable[[Tensor], Tensor] | None,
-        x: Tensor,
-        states: tuple[Tensor, ...],
-    ) -> tuple[Tensor, ...]:
-        output, *kept = self._step()(x, of_state(states[0]), states)
-        return (output if project is None else project(output), *kept)
 
     def _check(self, input: Tensor) -> None:
         if input.ndim not in (2, 3):
@@ -263,41 +245,6 @@ class _Recurrent(Module):
         return ", ".join(parts)
 
 
-def _over_steps(
-    rows: Tensor, step: Any, states: tuple[Tensor, ...], *, backwards: bool
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One layer in one direction: (length, batch, gates) -> outputs, last states."""
-    outputs = []
-    for x in reversed(unbind(rows)) if backwards else unbind(rows):
-        states = step(x, states)
-        outputs.append(states[0])
-    return stack(outputs[::-1] if backwards else outputs), states
-
-
-def _over_packed_steps(
-    sizes: list[int], rows: Tensor, step: Any, start: tuple[Tensor, ...], *, backwards: bool
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The same for packed steps: ``sizes`` has the number of sequences in each step."""
-    outputs: list[Tensor] = []
-    steps = list(zip(split(rows, sizes), sizes, strict=True))
-    size = sizes[-1] if backwards else sizes[0]
-    states, ended = tuple(state[:size] for state in start), []
-    for x, wanted in reversed(steps) if backwards else steps:
-        if wanted < size:  # the shorter sequences have ended
-            ended.append(tuple(state[wanted:] for state in states))
-            states = tuple(state[:wanted] for state in states)
-        elif wanted > size:  # in reverse, the shorter ones begin later
-            states = tuple(
-                cat([state, first[size:wanted]]) for state, first in zip(states, start, strict=True)
-            )
-        size = wanted
-        states = step(x, states)
-        outputs.append(states[0])
-    parts = [states, *reversed(ended)]
-    last = tuple(cat([part[k] for part in parts]) for k in range(len(states)))
-    return cat(outputs[::-1] if backwards else outputs), last
-
-
 class RNN(_Recurrent):
     """An Elman network: ``tanh`` or ``relu`` of what input and state give."""
 
@@ -317,6 +264,10 @@ class RNN(_Recurrent):
         super().__init__(input_size, hidden_size, num_layers, *args, **kwargs)
         self.nonlinearity = nonlinearity
 
+    @property
+    def _kind(self) -> str:  # type: ignore[override]
+        return f"rnn_{self.nonlinearity}"
+
     def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(length, batch, input_size) -> outputs (length, batch, directions * hidden), last state.
 
@@ -325,33 +276,24 @@ class RNN(_Recurrent):
         outputs, (state,) = self._read(input, None if hx is None else (hx,))
         return outputs, state
 
-    def _step(self) -> CellFunction:
-        return tanh_step if self.nonlinearity == "tanh" else relu_step
-
 
 class LSTM(_Recurrent):
     """Long short-term memory (Hochreiter and Schmidhuber, 1997; with a ``proj_size`` Sak, Senior
     and Beaufays, 2014)."""
 
-    _gates, _states = 4, 2
+    _gates, _states, _kind = 4, 2, "lstm"
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Any]:
         """As of :class:`RNN`, with states (h, c)."""
         return self._read(input, hx)
 
-    def _step(self) -> CellFunction:
-        return lstm_step
-
 
 class GRU(_Recurrent):
     """Gated recurrent units (Cho et al., 2014)."""
 
-    _gates = 3
+    _gates, _kind = 3, "gru"
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As of :class:`RNN`."""
         outputs, (state,) = self._read(input, None if hx is None else (hx,))
         return outputs, state
-
-    def _step(self) -> CellFunction:
-        return gru_step

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.backends import cpu_windows
+from mpgrad.backends import cpu_windows, recurrence
 from mpgrad.dispatch import in_place
 from mpgrad.dispatch.operator_call import call
 from mpgrad.ops import (
@@ -170,6 +170,15 @@ def max_pool2d_input_grad(grad: Tensor, positions: Tensor, **geometry: Any) -> T
     """``grad`` where the maxima came from."""
     xp = sys.modules[__name__]
     return cpu_windows.max_pool2d_input_grad(xp, grad, positions, **geometry)
+
+
+def recurrence_grads(
+    kind: str, grads: Sequence[Tensor], results: Any, *inputs: Any, needs: Any, **geometry: Any
+) -> list[Tensor | None]:
+    """What forward has kept is computed again: it depends on the inputs."""
+    xp = sys.modules[__name__]
+    results = recurrence.recurrence(xp, kind, *inputs, **geometry)
+    return recurrence.recurrence_grads(xp, kind, grads, results, *inputs, needs=needs, **geometry)
 
 
 def blockwise(formula: Any, *operands: Any, axes: tuple[int, ...] | None = None) -> Any:

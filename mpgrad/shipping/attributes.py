@@ -23,14 +23,15 @@ import numpy as np
 from mpgrad.autograd.function import Function
 from mpgrad.shipping.constants import (
     field_values,
-    has_own_order,
+    has_nan,
     is_constant,
     is_enum_member,
     is_frozen_dataclass,
+    why_no_copy,
 )
 from mpgrad.shipping.contents import reduce_array
 from mpgrad.shipping.findings import article
-from mpgrad.shipping.installed_state import is_installed_name, is_trusted
+from mpgrad.shipping.installed_state import is_known_name
 from mpgrad.shipping.loading import tensor_over, thaw
 from mpgrad.tensors.tensor import Tensor
 
@@ -50,7 +51,8 @@ def attributes_reason(attributes: dict[str, Any]) -> str:
 
 def are_scalars(attributes: dict[str, Any]) -> bool:
     """Whether they all are plain numbers and texts, which may always be sent."""
-    return _SCALARS.issuperset(map(type, attributes.values()))
+    values = attributes.values()
+    return _SCALARS.issuperset(map(type, values)) and not any(map(has_nan, values))
 
 
 def attributes_words(cls: type[Function], reason: str) -> str:
@@ -90,12 +92,16 @@ def _keys(container: Any) -> Any:
 
 def _value_reason(value: Any) -> str:
     if is_constant(value) or isinstance(value, np.ufunc):
-        return ", whose order differs in each process" if has_own_order(value) else ""
+        return why_no_copy(value)
     kind = type(value)
     if kind is np.ndarray:
-        return " with elements that are Python objects" if value.dtype.hasobject else ""
+        if value.dtype.hasobject:
+            return " with elements that are Python objects"
+        return _gaps_reason(value)
     if kind is Tensor:
-        return " that requires grad (use save_for_backward)" if value.requires_grad else ""
+        if value.requires_grad:
+            return " that requires grad (use save_for_backward)"
+        return _gaps_reason(value._array)
     if kind is slice:
         return _value_reason((value.start, value.stop, value.step))
     if kind is tuple or _is_namedtuple(kind):
@@ -106,13 +112,20 @@ def _value_reason(value: Any) -> str:
         return _mapping_reason(value)
     if is_enum_member(value) or _is_sparse(value):
         return ""
-    if kind in (types.FunctionType, types.BuiltinFunctionType, type) and is_installed_name(value):
-        return "" if is_trusted(value.__module__) else ", whose settings can change"
+    if kind in (types.FunctionType, types.BuiltinFunctionType, type) and is_known_name(value):
+        return ""
     if kind is types.FunctionType:
         return ", whose code is not looked through (backward may call it by its global name)"
     if kind.__module__.partition(".")[0] == "pathlib":
         return ", whose methods read and write files (use str() of it)"
     return ", which can change"
+
+
+def _gaps_reason(array: Any) -> str:
+    """A worker gets a copy, and NumPy may round otherwise where elements lie otherwise."""
+    if type(array) is not np.ndarray or array.flags.forc:
+        return ""
+    return " with gaps between its elements, which a copy has not (use np.ascontiguousarray)"
 
 
 def _is_namedtuple(kind: type) -> bool:
@@ -174,7 +187,7 @@ _SPARSE = frozenset({"csr", "csc", "coo", "bsr", "dia"})
 
 def _is_sparse(value: Any) -> bool:
     kind = type(value)
-    if not kind.__module__.startswith("scipy.sparse.") or not is_installed_name(kind):
+    if not kind.__module__.startswith("scipy.sparse.") or not is_known_name(kind):
         return False
     return getattr(value, "format", None) in _SPARSE and not value.dtype.hasobject
 
@@ -204,7 +217,7 @@ def _collect(value: Any, found: dict[type, None]) -> None:
     elif kind in (dict, types.MappingProxyType):
         inner = value.values()
     elif _is_namedtuple(kind) or "__dataclass_fields__" in vars(kind) or isinstance(value, Enum):
-        if not is_installed_name(kind):
+        if not is_known_name(kind):
             found[kind] = None
         inner = value if isinstance(value, tuple) else field_values(value)
     for item in inner:

@@ -45,6 +45,8 @@ _IMMUTABLE_TYPES = frozenset(
         Size,
     }
 )
+#: The remedy for code that depends on the order of a set.
+FOR_ORDER = "write sorted(set(...)), or start Python with PYTHONHASHSEED"
 #: Each process has exactly one object for a constant of these types.
 _SINGLE = frozenset({type(None), bool, type(...), type(NotImplemented), DType, type(CPU)})
 #: Equal values of these types are interchangeable; a float needs its bits compared.
@@ -59,7 +61,7 @@ def is_constant(value: Any) -> bool:
     if kind is tuple or kind is frozenset:
         return all(is_constant(item) for item in value)
     if isinstance(value, np.generic):
-        return value.dtype.kind not in "OV"
+        return kind.__module__ == "numpy" and value.dtype.kind not in "OV"
     if value is CPU:
         return True
     return isinstance(value, np.dtype) and not value.hasobject
@@ -72,16 +74,35 @@ def is_copied(value: Any) -> bool:
     return not is_single and is_constant(value)
 
 
-def has_own_order(value: Any) -> bool:
+def why_no_copy(value: Any) -> str:
+    """Why a copy of a constant in another process may be something else; empty: it is not."""
+    if _has_own_order(value):
+        return f", whose order differs in each process; {FOR_ORDER}"
+    if has_nan(value):
+        return ", a NaN, which containers take for equal to itself, but not to its copy in a worker"
+    return ""
+
+
+def _has_own_order(value: Any) -> bool:
     """Whether a constant contains a set, which may have another order in another process."""
     if type(value) is tuple:
-        return any(map(has_own_order, value))
+        return any(map(_has_own_order, value))
     if type(value) is not frozenset:
         return False
     has_only_numbers = all(isinstance(item, int | float | complex) for item in value)
     if fixed_hash_seed() is None and not has_only_numbers and len(value) > 1:
         return True
-    return list(value) != list(frozenset(list(value))) or any(map(has_own_order, value))
+    return list(value) != list(frozenset(list(value))) or any(map(_has_own_order, value))
+
+
+def has_nan(value: Any) -> bool:
+    """Whether a constant contains a NaN: ``in``, and ``==`` of lists and tuples, take an object for
+    equal to itself, and a worker has a copy."""
+    if isinstance(value, tuple | frozenset):
+        return any(map(has_nan, value))
+    if isinstance(value, decimal.Decimal):
+        return value.is_nan()
+    return isinstance(value, float | complex | np.generic) and bool(value != value)
 
 
 def same(first: Any, second: Any) -> bool:
@@ -118,6 +139,11 @@ def is_importable(value: Any) -> bool:
     for part in name.split("."):
         found = vars(found).get(part) if isinstance(found, type | types.ModuleType) else None
     return found is value
+
+
+def is_made_anew(value: Any) -> bool:
+    """Whether a worker has an object of its own for ``value``, which is no constant."""
+    return isinstance(value, np.ndarray | tuple | frozenset) or is_frozen_dataclass(value)
 
 
 def is_enum_member(value: Any) -> bool:

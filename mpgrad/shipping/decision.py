@@ -5,7 +5,8 @@ class reads with their current ones. ``loading`` is the worker's side. It knows 
 processes.
 
 Code is sent by value: a worker that imported the user's module could find another version than the
-one that ran forward. Only installed classes are sent by import path.
+one that ran forward, and of an installed package other settings. Workers import only modules whose
+state is known (``process_state``) and, with ``run_on = "worker"``, all installed packages.
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ from mpgrad.autograd.function import Function
 from mpgrad.shipping.constants import MISSING
 from mpgrad.shipping.contents import is_comparable, reduce_array
 from mpgrad.shipping.findings import Survey
-from mpgrad.shipping.installed_state import is_installed_name
-from mpgrad.shipping.process_state import is_installed_namespace
 from mpgrad.shipping.purity import survey
 
 #: The number of classes that are remembered; a dropped class is analysed again.
@@ -137,7 +136,7 @@ def _decide(
 ) -> _Entry:
     """Pack ``cls``; ``found`` is its survey, if that is current."""
     try:
-        found = found or survey(cls, held)
+        found = found or survey(cls, held, is_promised=asked == "worker")
     except Exception as error:  # a global may be an object that raises when it is inspected
         if asked == "worker":
             raise
@@ -182,7 +181,7 @@ def _dump(cls: type[Function], held: tuple[type, ...], found: Survey) -> bytes:
     both = found.settings, found.aliases
     settings = pickle.dumps(both, protocol=5) if any(both) else b""
     module = sys.modules.get(cls.__module__)
-    if not held and module is not None and is_installed_namespace(vars(module)):
+    if not held and module is not None and found.is_imported(vars(module)):
         return pickle.dumps(cls, protocol=5) + settings
     buffer = io.BytesIO()
     with _travelling_by_value(found.user_modules):
@@ -228,7 +227,7 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return complex, (obj.real, obj.imag)
         if is_comparable(obj) and self._found.is_content(obj):
             return reduce_array(obj)
-        if isinstance(obj, functools._lru_cache_wrapper) and not is_installed_name(obj):
+        if isinstance(obj, functools._lru_cache_wrapper) and not self._found.is_imported_name(obj):
             # Without this it would be sent by name.
             parameters = obj.cache_parameters()
             return _cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])
@@ -242,7 +241,8 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _reduce_function(self, function: types.FunctionType) -> Any:
         if id(function) in self._found.forward_only:
             return _left_out, (function.__qualname__,)
-        if is_installed_namespace(function.__globals__) and not is_installed_name(function):
+        is_imported = self._found.is_imported(function.__globals__)
+        if is_imported and not self._found.is_imported_name(function):
             return _reduce_installed_closure(function)
         reduced = super().reducer_override(function)
         if isinstance(reduced, tuple) and len(reduced) == 6:
@@ -252,8 +252,8 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
-        """A user's module is sent with only the names that are read."""
-        if is_installed_namespace(vars(module)):
+        """A module that travels is sent with only the names that are read."""
+        if self._found.is_imported(vars(module)):
             return importlib.import_module, (module.__name__,)
         if id(module) in self._found.whole_modules:
             names = {k: v for k, v in vars(module).items() if not k.startswith("__")}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import abc
+import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from mpgrad.shipping.constants import MISSING, same
+from mpgrad.shipping.constants import MISSING, is_importable, same
 from mpgrad.shipping.contents import ArrayContent
+from mpgrad.shipping.process_state import is_installed_namespace, is_known_namespace
 
 
 @dataclass
@@ -17,6 +19,7 @@ class Survey:
     """What was found, with the values of that time; :meth:`is_current` compares them with now.
 
     Attributes:
+        is_promised: the class has ``run_on = "worker"``: workers import all installed packages.
         problems: why a worker's result could differ, in the order found; empty: it cannot.
         debugger: where it calls one, in words; such a problem is in ``problems``, too.
         is_inner: the class is defined inside a function, which is the first of the problems.
@@ -34,6 +37,7 @@ class Survey:
         contents: arrays that are read, and what was in them.
     """
 
+    is_promised: bool = False
     problems: list[str] = field(default_factory=list)
     debugger: str = ""
     is_inner: bool = False
@@ -53,6 +57,17 @@ class Survey:
     def can_change_unseen(self) -> bool:
         """Whether it reads more than :meth:`is_current` compares."""
         return len(self.problems) > self.is_inner
+
+    def is_imported(self, namespace: Mapping[str, Any]) -> bool:
+        """Whether workers import a module themselves; the code of all others travels by value."""
+        return (
+            is_installed_namespace(namespace) if self.is_promised else is_known_namespace(namespace)
+        )
+
+    def is_imported_name(self, value: Any) -> bool:
+        """Whether workers find ``value`` under its name in such a module."""
+        module = sys.modules.get(getattr(value, "__module__", None) or "")
+        return module is not None and self.is_imported(vars(module)) and is_importable(value)
 
     def is_content(self, array: Any) -> bool:
         """Whether ``array`` is one of those whose content is compared."""
@@ -90,9 +105,11 @@ class Survey:
 
 
 def attribute_count(cls: type) -> int:
-    """How many attributes and registered subclasses a class has, without what pickle notes."""
-    own = len(vars(cls)) - ("__slotnames__" in vars(cls))
-    return own + len(registered_in(cls))
+    """How many attributes, members and registered subclasses a class has, without what pickle
+    notes."""
+    own = vars(cls)
+    members = len(own.get("_member_map_", ())) + len(own.get("_value2member_map_", ()))
+    return len(own) - ("__slotnames__" in own) + members + len(registered_in(cls))
 
 
 def registered_in(cls: type) -> list[type]:

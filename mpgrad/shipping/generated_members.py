@@ -17,6 +17,14 @@ IGNORED = frozenset(_BOOKKEEPING.split())
 OF_NAMEDTUPLE = frozenset(
     {"__new__", "__repr__", "__getnewargs__", "_asdict", "_field_defaults", "_make", "_replace"}
 )
+_OF_ENUM = (
+    "_generate_next_value_ _member_names_ _member_map_ _value2member_map_ _hashable_values_ "
+    "_unhashable_values_ _unhashable_values_map_ _member_type_ _value_repr_ _use_args_ "
+    "_new_member_ _boundary_ _flag_mask_ _singles_mask_ _all_bits_ _inverted_ __new__ "
+    "__new_member__"
+)
+#: What the standard library keeps in every Enum.
+OF_ENUM = frozenset(_OF_ENUM.split())
 _OF_DATACLASS = frozenset(
     {"__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__replace__"}
     | {"__lt__", "__le__", "__gt__", "__ge__", "__getstate__", "__setstate__"}

@@ -4,7 +4,6 @@ the environment, identities. Tables and lookups only; it knows no Function.
 
 from __future__ import annotations
 
-import importlib.machinery
 import importlib.util
 import os
 import site
@@ -12,6 +11,7 @@ import sys
 import sysconfig
 import types
 from functools import lru_cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
 from mpgrad.shipping.constants import MISSING
@@ -37,7 +37,7 @@ _PURE_PARTS = {
     "io": _words("BytesIO StringIO TextIOWrapper SEEK_SET SEEK_CUR SEEK_END"),
     "logging": _words(
         "getLogger debug info warning warn error critical exception log DEBUG INFO WARNING WARN "
-        "ERROR CRITICAL FATAL NOTSET Logger getLevelName"
+        "ERROR CRITICAL FATAL NOTSET Logger"
     ),
     "os": _words(
         "path sep linesep name fspath curdir pardir extsep altsep pathsep devnull fsencode "
@@ -76,11 +76,21 @@ _BELONGS_TO_PROCESS = {
     "datetime.datetime": _words("now today fromtimestamp"),
     "decimal": _words("getcontext setcontext DefaultContext BasicContext ExtendedContext"),
     "locale": _words("setlocale"),
-    "typing": _words("get_type_hints"),  # workers get no annotations
+    # Registers of the process, identities, and functions that change their argument.
+    "abc": _words("get_cache_token update_abstractmethods"),
+    "dataclasses": _words("dataclass"),
+    "functools": _words("total_ordering update_wrapper wraps"),
+    "operator": _words("attrgetter is_ is_not methodcaller"),
+    # Workers get no annotations.
+    "typing": _words(
+        "clear_overloads final get_overloads get_type_hints no_type_check overload "
+        "runtime_checkable"
+    ),
     "uuid": _words("uuid1 uuid4 getnode"),
     "numpy": _words(
         "seterr seterrcall geterrcall setbufsize set_printoptions set_string_function load save "
-        "savez savez_compressed loadtxt savetxt genfromtxt fromfile fromregex memmap DataSource"
+        "savez savez_compressed loadtxt savetxt genfromtxt fromfile fromregex memmap DataSource "
+        "may_share_memory shares_memory"
     ),
     "numpy.ctypeslib": _EVERYTHING,
     "numpy.lib.format": _EVERYTHING,
@@ -128,32 +138,40 @@ _MPGRAD_CLIENT = _words(
     "current_graph_task_execution_order will_engine_execute_node record_function "
     "set_default_device get_default_device set_device current_device memory_allocated "
     "set_default_dtype get_default_dtype Parameter get_float32_matmul_precision "
-    "set_float32_matmul_precision allow_tf32"
+    "set_float32_matmul_precision allow_tf32 is_inference is_inference_mode_enabled"
 )
 
 #: Attributes of objects that could not be followed, and that nearly always mean randomness,
 #: introspection, or a change of state that only the client has.
 SUSPECT_ATTRIBUTES = _words(
-    "random rvs random_ uniform_ normal_ bernoulli_ exponential_ __dict__ __globals__ __class__ "
-    "__code__ __closure__ __bases__ __mro__ __subclasses__ __builtins__ f_globals f_locals "
-    "f_back backward queue_callback next_functions grad_fn is_leaf metadata tofile dump "
-    "setLevel addHandler removeHandler addFilter isEnabledFor getEffectiveLevel handlers "
-    "astimezone timestamp sample rsample samples resample"
+    "random rvs random_ uniform_ normal_ bernoulli_ exponential_ __class__ __code__ __closure__ "
+    "__bases__ __mro__ f_globals f_locals f_back __enter__ __exit__ enter_context backward "
+    "queue_callback next_functions grad_fn is_leaf metadata tofile dump setLevel addHandler "
+    "removeHandler addFilter isEnabledFor getEffectiveLevel handlers astimezone timestamp sample "
+    "rsample samples resample"
 )
 #: Attributes of functions and classes that are no code, and can be set.
 NAMES_AND_WORDS = _words("__name__ __qualname__ __module__ __doc__")
 #: Attributes of any object that belong to that very object, or change it unseen.
 OF_ONE_OBJECT = _words(
-    "__annotations__ __hash__ __sizeof__ __setattr__ __delattr__ __getattribute__ "
-    "__array_interface__ ctypes data_ptr owndata writeable _version"
+    "__annotations__ __hash__ __sizeof__ __setattr__ __delattr__ __getattribute__ __dict__ "
+    "__globals__ __builtins__ __defaults__ __kwdefaults__ __subclasses__ __array_interface__ "
+    "ctypes data_ptr aligned behaved carray farray owndata writeable _version"
 )
 
 #: Attributes of loggers: what is told there, the client shows.
 TOLD_TO_LOGGERS = _words("debug info warning warn error critical fatal exception log name")
 
+#: Attributes of loggers that say how this process is set up.
+STATE_OF_LOGGERS = _words(
+    "level disabled propagate filters parent root manager hasHandlers getChild getChildren"
+)
+
 #: Attributes that code sets on arrays and tensors that it has just made.
 HARMLESS_STORES = frozenset({"requires_grad", "grad", "shape", "writeable"})
 
+#: Builtins that look up a name that they are given.
+LOOKUPS = _words("getattr hasattr")
 #: Builtins with effects that the analysis cannot see, or with results that depend on the process.
 DYNAMIC_BUILTINS = _words(
     "globals locals vars eval exec compile __import__ setattr delattr dir id hash input breakpoint "
@@ -213,6 +231,15 @@ def _public(module: str) -> str:
     return "os" if module == "posix" else module.partition("._")[0]
 
 
+#: Packages whose state these tables know; the last one is pytest's replacement for ``assert``.
+_TRUSTED = frozenset({"numpy", "scipy", "mpgrad", "cupy", "_pytest"}) | sys.stdlib_module_names
+
+
+def _is_trusted(name: str, path: str) -> bool:
+    """Whether the state of a module is known, or cannot be looked into because it is compiled."""
+    return name.partition(".")[0] in _TRUSTED or path.endswith(tuple(EXTENSION_SUFFIXES))
+
+
 @lru_cache(maxsize=1)
 def _installed_roots() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
@@ -243,12 +270,19 @@ def is_installed_namespace(namespace: Any) -> bool:
     )
 
 
-def is_installed_module(name: str) -> bool:
+def is_known_namespace(namespace: Any) -> bool:
+    """Whether it is installed and its state is known; of other packages the code is looked through
+    like the user's."""
+    name, path = namespace.get("__name__") or "", namespace.get("__file__") or ""
+    return is_installed_namespace(namespace) and _is_trusted(name, path)
+
+
+def is_known_module(name: str) -> bool:
     """The same for a module's name, loaded or not; False for a module that mpgrad has replaced."""
     module = sys.modules.get(name)
     if module is not None:
         is_alias = module.__name__.startswith("mpgrad.") and not name.startswith("mpgrad.")
-        return is_installed_namespace(vars(module)) and not is_alias
+        return is_known_namespace(vars(module)) and not is_alias
     try:
         # Only the package is looked up: finding a submodule would import its parents.
         spec = importlib.util.find_spec(name.partition(".")[0])
@@ -256,4 +290,5 @@ def is_installed_module(name: str) -> bool:
         return False
     if spec is None or spec.origin is None:
         return False
-    return spec.origin in ("built-in", "frozen") or _is_installed_file(spec.origin)
+    is_installed = spec.origin in ("built-in", "frozen") or _is_installed_file(spec.origin)
+    return is_installed and _is_trusted(name, spec.origin)

@@ -8,6 +8,7 @@ process and is not analysed.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import logging
 import sys
@@ -18,19 +19,18 @@ from enum import Enum
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
-import numpy as np
-
 from mpgrad.autograd.function import Function
 from mpgrad.base.hash_seed import fixed_hash_seed
 from mpgrad.shipping.code_reads import Access, code_reads
 from mpgrad.shipping.constants import (
+    FOR_ORDER,
     MISSING,
-    has_own_order,
     is_constant,
     is_copied,
     is_enum_member,
-    is_frozen_dataclass,
+    is_made_anew,
     parts_of,
+    why_no_copy,
 )
 from mpgrad.shipping.contents import ArrayContent, changes_items, is_comparable
 from mpgrad.shipping.debuggers import is_debugger
@@ -44,14 +44,16 @@ from mpgrad.shipping.findings import (
 )
 from mpgrad.shipping.generated_members import (
     IGNORED,
+    OF_ENUM,
     OF_NAMEDTUPLE,
     generated_in,
     is_bookkeeping,
 )
 from mpgrad.shipping.installed_reads import InstalledReads
 from mpgrad.shipping.installed_state import (
-    is_installed_name,
-    is_installed_object,
+    is_known_name,
+    is_known_object,
+    is_of_a_package,
 )
 from mpgrad.shipping.process_state import (
     HARMLESS_STORES,
@@ -59,39 +61,42 @@ from mpgrad.shipping.process_state import (
     OF_ONE_PROCESS,
     SUSPECT_ATTRIBUTES,
     TOLD_TO_LOGGERS,
-    is_installed_module,
-    is_installed_namespace,
+    is_known_module,
     is_mixed,
     process_state,
 )
 from mpgrad.shipping.replaced_parts import ReplacedParts
 
+#: Functions and classes of installed packages whose state is not known that are looked through.
+FOLLOWED_MAX = 400
 #: Parts of a Function that backward does not need unless it names them.
 _FORWARD_ONLY = frozenset({"forward", "setup_context"})
 #: Methods of cached functions.
 _OF_CACHES = frozenset({"cache_info", "cache_clear"})
-#: The remedy for code that depends on the order of a set.
-_ORDER = "write sorted(set(...)), or start Python with PYTHONHASHSEED"
 
 
-def survey(cls: type[Function], held: tuple[type, ...] = ()) -> Survey:
+def survey(
+    cls: type[Function], held: tuple[type, ...] = (), *, is_promised: bool = False
+) -> Survey:
     """Analyse ``cls.backward`` and everything that it can reach.
 
     Args:
         cls: the Function.
         held: the classes of values on its ctx.
+        is_promised: see ``Survey``.
     """
-    return _Surveyor().run(cls, held)
+    return _Surveyor(is_promised=is_promised).run(cls, held)
 
 
 class _Surveyor:
-    def __init__(self) -> None:
-        self._found = Survey()
+    def __init__(self, *, is_promised: bool) -> None:
+        self._found = Survey(is_promised)
         self._queue: deque[types.FunctionType | type] = deque()
         #: By id; it holds the objects, so that no id is used twice.
         self._seen: dict[int, Any] = {}
         self._installed = InstalledReads(self._found, self._seen)
         self._replaced = ReplacedParts(self._found)
+        self._followed = 0
         self._names: set[str] = set()
         #: Functions (by id) whose first parameter is their own object: self or ctx.
         self._methods: set[int] = set()
@@ -127,6 +132,7 @@ class _Surveyor:
             functions = {id(getattr(value, "__func__", value)) for _, _, value in postponed}
             self._found.forward_only = functions - self._seen.keys()
         self._replaced.names_of_ours(self._names)
+        self._installed.names_of(self._names)
         if self._arrays and self._changing:
             self._problem(f"{self._arrays[0]}, an array, which {self._changing}() may change")
         return self._found
@@ -134,10 +140,19 @@ class _Surveyor:
     def _drain(self) -> None:
         while self._queue:
             value = self._queue.popleft()
+            if is_of_a_package(value) and not self._may_follow():
+                continue
             if isinstance(value, types.FunctionType):
                 self._function(value)
             else:
                 self._class(value)
+
+    def _may_follow(self) -> bool:
+        """Whether one more function or class of an installed package is to be looked through."""
+        self._followed += 1
+        if self._followed > FOLLOWED_MAX:
+            self._problem(f"it reaches more than {FOLLOWED_MAX} functions of installed packages")
+        return not self._found.problems
 
     def _problem(self, text: str) -> None:
         self._found.problems.append(text)
@@ -147,14 +162,14 @@ class _Surveyor:
     def _visit(self, value: Any, label: str) -> None:
         """Analyse a value; ``label`` is the reader in words: "f() reads `X`"."""
         if is_constant(value):
-            if has_own_order(value):
-                self._problem(f"{label}, whose order differs in each process; {_ORDER}")
+            if reason := why_no_copy(value):
+                self._problem(label + reason)
             return
         if id(value) in self._seen:
             return
         self._seen[id(value)] = value
         if isinstance(value, types.FunctionType | type):
-            if isinstance(value, type) and is_installed_name(value):
+            if isinstance(value, type) and is_known_name(value):
                 self._installed.check(value, label)
             self._queue.append(value)
         elif isinstance(value, staticmethod | classmethod):
@@ -183,16 +198,14 @@ class _Surveyor:
             self._problem(f"{label}, {article(type(value).__name__)}, which can change")
 
     def _partial(self, value: functools.partial[Any], label: str) -> None:
-        self._visit(value.func, label)
-        self._visit(value.args, label)
-        for name, item in value.keywords.items():
-            self._found.bindings.append((value.keywords, name, item))
-            self._visit(item, label)
+        self._replaced.parts_of_partial(value, label)
+        for part in (value.func, value.args, *value.keywords.values()):
+            self._visit(part, label)
 
     def _cached(self, cached: functools._lru_cache_wrapper[Any], label: str) -> None:
         """A cached result must be what a worker computes, whose cache is empty."""
         self._visit(cached.__wrapped__, label)
-        inner = _Surveyor()
+        inner = _Surveyor(is_promised=self._found.is_promised)
         caches = [seen for seen in self._seen.values() if type(seen) is type(cached)]
         inner._seen.update((id(seen), seen) for seen in caches)  # they may call one another
         inner._visit(cached.__wrapped__, label)
@@ -209,9 +222,10 @@ class _Surveyor:
 
     def _module(self, module: types.ModuleType, label: str) -> None:
         """A module used as a value: the names that are read from it are unknown."""
-        if is_installed_namespace(vars(module)):
+        if self._found.is_imported(vars(module)):
             if process_state(module.__name__, None) or is_mixed(module.__name__):
                 self._problem(f"{label}, {OF_ONE_PROCESS}")
+            self._installed.modules.append((module, label))
         else:
             self._found.whole_modules.add(id(module))
             self._problem(f"{label}, a module, in a way that hides which of its names are used")
@@ -229,19 +243,18 @@ class _Surveyor:
             else:
                 self._installed.check(value, label)
             return True
-        return is_installed_object(value)
+        return is_known_object(value)
 
     # ------------------------------------------------------------------ functions
 
     def _function(self, function: types.FunctionType) -> None:
-        if is_installed_name(function):
+        if self._found.is_imported_name(function):
             self._installed.check(function, f"it calls {function.__qualname__}()")
-            self._installed.visit(function)
             return
         free = self._function_state(function)
         if id(function) in self._generated:
             return
-        if is_installed_namespace(function.__globals__):
+        if self._found.is_imported(function.__globals__):
             return  # a decorator's inner function: only the wrapped function is the user's
         self._by_value(function.__module__)
         if changes_items(function.__code__):
@@ -257,7 +270,7 @@ class _Surveyor:
             for line in reads.sets:
                 self._problem(
                     f"{line_of(function, line)} makes a set, whose order of strings and objects "
-                    f"differs in each process; {_ORDER}"
+                    f"differs in each process; {FOR_ORDER}"
                 )
         own = function.__code__.co_varnames[:1] if id(function) in self._methods else ()
         for variable, attribute, line in reads.stores:
@@ -276,6 +289,8 @@ class _Surveyor:
         found, code, name = self._found, function.__code__, function.__qualname__
         kwdefaults = function.__kwdefaults__ or {}
         found.functions.append(FunctionState.of(function))
+        if function.__builtins__ is not vars(builtins):  # type: ignore[attr-defined]
+            self._problem(f"{name}() has builtins of its own")
         for value in (*(function.__defaults__ or ()), *kwdefaults.values()):
             self._visit(value, f"{name}() has a default argument")
         for attribute, value in vars(function).items():
@@ -297,7 +312,7 @@ class _Surveyor:
 
     def _by_value(self, module_name: str | None) -> None:
         module = sys.modules.get(module_name or "")
-        if module is None or is_installed_namespace(vars(module)):
+        if module is None or self._found.is_imported(vars(module)):
             return
         if str(getattr(module, "__file__", "")).endswith(tuple(EXTENSION_SUFFIXES)):
             self._problem(f"it uses {module_name}, compiled code, whose state cannot be seen")
@@ -337,9 +352,9 @@ class _Surveyor:
         )
 
     def _import(self, access: Access, where: str) -> None:
-        if access.name.startswith(".") or not is_installed_module(access.name):
+        if access.name.startswith(".") or not is_known_module(access.name):
             self._problem(
-                f"{where} imports {access.name}, where a worker could find another version; "
+                f"{where} imports {access.name}, which a worker could find in another state; "
                 "import it at the top of the module"
             )
             return
@@ -354,7 +369,7 @@ class _Surveyor:
         name = access.name
         for position, attribute in enumerate(access.path):
             if isinstance(value, types.ModuleType):
-                if is_installed_namespace(vars(value)):
+                if self._found.is_imported(vars(value)):
                     found = self._installed.follow(
                         value, access.path[position:], f"{label} `{name}"
                     )
@@ -373,7 +388,7 @@ class _Surveyor:
                 return
         if access.action == "member" and is_constant(value):
             return
-        if access.action == "identity" and (is_copied(value) or _is_made_anew(value)):
+        if access.action == "identity" and (is_copied(value) or is_made_anew(value)):
             self._identity(f"`{name}`", label.rpartition(" reads")[0] or label)
         if not (isinstance(value, types.ModuleType) and access.action == "alias"):
             self._visit(value, f"{label} `{name}`")
@@ -396,7 +411,7 @@ class _Surveyor:
 
     def _class(self, cls: type) -> None:
         module = sys.modules.get(cls.__module__)
-        if module is not None and is_installed_namespace(vars(module)):
+        if module is not None and self._found.is_imported(vars(module)):
             self._installed.visit(cls)
             return
         self._by_value(cls.__module__)
@@ -408,16 +423,13 @@ class _Surveyor:
         attributes = vars(cls)
         if issubclass(cls, Enum):
             attributes = types.MappingProxyType(
-                {k: v for k, v in attributes.items() if not k.startswith("_")}
+                {k: v for k, v in attributes.items() if k not in OF_ENUM}
             )
-            for member in cls:
-                self._found.bindings.append((vars(member), "_value_", member._value_))
+            self._replaced.members_of(cls)
         of_namedtuple = cls.__bases__ == (tuple,) and "_fields" in attributes
         for name, value in attributes.items():
-            if of_namedtuple and name == "__new__":
-                self._found.functions.append(
-                    FunctionState.of(value.__func__)
-                )  # it has the defaults
+            if of_namedtuple and name == "__new__":  # it has the defaults
+                self._found.functions.append(FunctionState.of(value.__func__))
             if name in IGNORED or (of_namedtuple and name in OF_NAMEDTUPLE):
                 continue
             if "__dataclass_fields__" in attributes:
@@ -436,8 +448,3 @@ class _Surveyor:
             self._methods.add(id(value.__func__))
             self._rules.add(id(value.__func__))
         self._visit(value, f"{cls.__name__} has the attribute `{name}`")
-
-
-def _is_made_anew(value: Any) -> bool:
-    """Whether a worker has an object of its own for ``value``, which is no constant."""
-    return isinstance(value, np.ndarray | tuple | frozenset) or is_frozen_dataclass(value)

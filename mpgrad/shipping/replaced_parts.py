@@ -1,13 +1,16 @@
 """ReplacedParts: what user code can replace at run time although no name of its own changes.
 
-These are builtins, methods of Tensor, fields of frozen dataclasses, and names of functions.
+These are builtins, methods of Tensor, fields of frozen dataclasses, members of Enums, parts of
+partials, and names of functions.
 """
 
 from __future__ import annotations
 
 import builtins
+import functools
 import types
 from collections.abc import Iterable
+from enum import Enum
 from typing import Any
 
 from mpgrad.autograd.function import Function
@@ -51,6 +54,20 @@ class ReplacedParts:
         if attribute in NAMES_AND_WORDS and isinstance(value, types.FunctionType | type):
             fields = Fields(value, (attribute,))
             self._found.bindings.append((fields, attribute, fields.get(attribute, MISSING)))
+
+    def parts_of_partial(self, value: functools.partial[Any], label: str) -> None:
+        """Code reads a partial, which ``__setstate__`` changes."""
+        if vars(value) or type(value) is not functools.partial:
+            self._found.problems.append(f"{label}, a partial with attributes, which can change")
+        for name in ("func", "args"):
+            self._found.bindings.append((Fields(value, (name,)), name, getattr(value, name)))
+        self._found.bindings += [(value.keywords, *item) for item in value.keywords.items()]
+
+    def members_of(self, cls: type[Enum]) -> None:
+        """Code reads an Enum."""
+        for member in cls._member_map_.values():
+            for name in ("_name_", "_value_"):
+                self._found.bindings.append((vars(member), name, vars(member)[name]))
 
     def fields_of(self, value: Any) -> None:
         """Code reads a frozen dataclass, which ``object.__setattr__`` changes."""

@@ -7,12 +7,11 @@ life.) The state of C libraries is not included: floating-point modes, a time zo
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -71,40 +70,88 @@ class Surroundings(msgspec.Struct, frozen=True, array_like=True):
     filters: tuple[WarningFilter, ...]
 
 
-_last: tuple[Surroundings | None, bytes] = (None, b"")
+class Around(NamedTuple):
+    """What is around the user code of this thread.
+
+    Attributes:
+        data: the surroundings, encoded.
+        kept_here: what user code has set here and no other process can have, in words; empty:
+            nothing.
+        numpy_errors: see ``changed_numpy_errors``.
+    """
+
+    data: bytes
+    kept_here: str
+    numpy_errors: dict[str, str]
 
 
-def capture_surroundings() -> bytes:
-    """The surroundings of this thread, encoded."""
+class _Seen(NamedTuple):
+    """All of that as it is found, to be compared with what was found before; for the fields see
+    ``Surroundings``."""
+
+    directory: str | None
+    recursion_limit: int
+    int_digits: int
+    #: The arguments of the thread's context, and of that of new threads.
+    decimal: tuple[Any, ...] | None
+    fresh_decimal: tuple[Any, ...] | None
+    locale: str | None
+    buffer_size: int
+    #: ``np.geterr()``, ``np.get_printoptions()``: new dictionaries in each call.
+    numpy_errors: Any
+    print_options: Any
+    tensor_print_options: dict[str, Any]
+    special_errors: dict[str, str] | None
+    filters: list[Any]
+    prints_unicode: bool
+
+
+_last: tuple[_Seen, Around] | None = None
+
+
+def look_around() -> Around:
+    """What is around the user code of this thread. Nearly always it is what was there before."""
     global _last
-    known, data = _last
-    found = _surroundings()
-    if found != known:
-        data = msgspec.msgpack.encode(found)
-        _last = found, data
-    return data
+    seen, last = _see(), _last
+    if last is not None and last[0] == seen:
+        return last[1]
+    data = msgspec.msgpack.encode(_surroundings(seen))
+    around = Around(data, _kept_here(seen), changed_numpy_errors(seen.numpy_errors))
+    _last = seen, around
+    return around
 
 
-def what_cannot_travel() -> str:
-    """What user code has set here and no other process can have, in words; empty: nothing."""
-    if not {"call", "log"}.isdisjoint(np.geterr().values()):
+_NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+
+
+def changed_numpy_errors(actions: Any) -> dict[str, str]:
+    """How a thread handles floating-point errors, where that differs from NumPy's default.
+
+    A worker cannot call the user's callback or order its printed lines: it warns instead.
+
+    Args:
+        actions: ``np.geterr()``.
+    """
+    return {
+        kind: "warn" if action in ("call", "log", "print") else action
+        for kind, action in actions.items()
+        if action != _NUMPY_ERRORS[kind]
+    }
+
+
+def _kept_here(seen: _Seen) -> str:
+    if not {"call", "log"}.isdisjoint(seen.numpy_errors.values()):
         return "what NumPy calls for floating-point errors (np.seterrcall)"
-    if any(np.get_printoptions().get(name) for name in _FUNCTIONS):
+    if any(seen.print_options.get(name) for name in _FUNCTIONS):
         return "the functions that NumPy prints by (np.set_printoptions)"
-    decimal = sys.modules.get("decimal")
-    if decimal is not None and (
-        _decimal_context(*decimal.DefaultContext.__reduce__()[1]) != _FRESH_DECIMAL
-    ):
+    if seen.fresh_decimal is not None and _decimal_context(*seen.fresh_decimal) != _FRESH_DECIMAL:
         return "decimal.DefaultContext"
-    polynomials = sys.modules.get("numpy.polynomial._polybase")
-    if polynomials is not None and not polynomials.ABCPolyBase._use_unicode:
-        return "numpy.polynomial.set_default_printstyle"
-    return ""
+    return "" if seen.prints_unicode else "numpy.polynomial.set_default_printstyle"
 
 
 def name_of_change(before: bytes, now: bytes) -> str:
-    """The name of a difference between two results of ``capture_surroundings``; empty if there is
-    none. A module that was imported in between and has its initial settings is no difference.
+    """The name of a difference between the ``data`` of two looks around; empty if there is none.
+    A module that was imported in between and has its initial settings is no difference.
     """
     first, second = _decoder.decode(before), _decoder.decode(now)
     fresh = {"decimal": _FRESH_DECIMAL, "special_errors": None, "locale": second.locale}
@@ -119,7 +166,7 @@ def name_of_change(before: bytes, now: bytes) -> str:
 
 
 def take_over_surroundings(data: bytes) -> None:
-    """Apply surroundings that ``capture_surroundings`` found in another process.
+    """Apply surroundings that ``look_around`` found in another process.
 
     Raises:
         OSError: the working directory cannot be entered.
@@ -160,36 +207,56 @@ def take_over_surroundings(data: bytes) -> None:
     _set_filters(found.filters)
 
 
-def _surroundings() -> Surroundings:
-    directory = None
-    with contextlib.suppress(OSError):
+def _see() -> _Seen:
+    try:
         directory = os.getcwd()
+    except OSError:
+        directory = None
     # A module that is not imported has unchanged settings.
-    decimal, locale = sys.modules.get("decimal"), sys.modules.get("locale")
-    special = sys.modules.get("scipy.special")
-    return Surroundings(
+    modules = sys.modules
+    decimal, locale = modules.get("decimal"), modules.get("locale")
+    special, polynomials = modules.get("scipy.special"), modules.get("numpy.polynomial._polybase")
+    return _Seen(
         directory,
         sys.getrecursionlimit(),
         sys.get_int_max_str_digits(),
-        None if decimal is None else _decimal_context(*decimal.getcontext().__reduce__()[1]),
+        None if decimal is None else decimal.getcontext().__reduce__()[1],
+        None if decimal is None else decimal.DefaultContext.__reduce__()[1],
         None if locale is None else locale.setlocale(locale.LC_ALL),
         np.getbufsize(),
-        {name: value for name, value in np.get_printoptions().items() if name not in _FUNCTIONS},
+        np.geterr(),
+        np.get_printoptions(),
         dict(vars(OPTIONS)),
         None if special is None else special.geterr(),
-        _filters(),
+        list(warnings.filters),
+        polynomials is None or polynomials.ABCPolyBase._use_unicode,
     )
 
 
-def _filters() -> tuple[WarningFilter, ...]:
-    if not any(action == "error" for action, *_ in warnings.filters):
+def _surroundings(seen: _Seen) -> Surroundings:
+    return Surroundings(
+        seen.directory,
+        seen.recursion_limit,
+        seen.int_digits,
+        None if seen.decimal is None else _decimal_context(*seen.decimal),
+        seen.locale,
+        seen.buffer_size,
+        {name: value for name, value in seen.print_options.items() if name not in _FUNCTIONS},
+        seen.tensor_print_options,
+        seen.special_errors,
+        _filters(seen.filters),
+    )
+
+
+def _filters(found: list[Any]) -> tuple[WarningFilter, ...]:
+    if not any(action == "error" for action, *_ in found):
         return ()  # the client decides which warnings it shows
     return tuple(
         [
             WarningFilter(
                 action, _text(message), (kind.__module__, kind.__qualname__), _text(module), line
             )
-            for action, message, kind, module, line in list[Any](warnings.filters)
+            for action, message, kind, module, line in found
         ]
     )
 

@@ -226,6 +226,78 @@ IMPURE = {
         "import logging",
         "uses .handlers of an unknown object",
     ),
+    "level of a logger that is made": (
+        "value = float(logging.getLogger('x').level)",
+        "import logging",
+        "uses .level of a logger",
+    ),
+    "level of a logger that is passed on": (
+        "value = (lambda log: log.level)(LOG)",
+        "import logging\nLOG = logging.getLogger('x')",
+        "uses .level of a logger",
+    ),
+    "identity by another name": ("value = ID(ctx)", "ID = id", "the global `ID`, whose state"),
+    "getattr by another name": ("value = GET(np, 'p' + 'i')", "GET = getattr", "`GET`, whose"),
+    "identity by a function": (
+        "value = operator.is_(ctx, None)",
+        "import operator",
+        "`operator.is_`, whose state",
+    ),
+    "attribute by a function": (
+        "value = operator.attrgetter('pi')(np)",
+        "import operator",
+        "`operator.attrgetter`, whose state",
+    ),
+    "NaN": ("value = NAN in (NAN,)", "NAN = float('nan')", "`NAN`, a NaN"),
+    "NaN of NumPy in a tuple": ("value = T[0]", "T = (np.float64('nan'),)", "`T`, a NaN"),
+    "partial with attributes": (
+        "value = P.k",
+        "P = functools.partial(max, 1.0)\nP.k = 2.0",
+        "`P`, a partial with attributes",
+    ),
+    "builtins of its own": (
+        "value = helper()",
+        "space = {'__builtins__': {'len': lambda x: 9.0}}\n"
+        "exec('def helper(): return len([])', space)\nhelper = space['helper']",
+        "helper() has builtins of its own",
+    ),
+    "subclasses": ("value = len(Box.__subclasses__())", "class Box: pass", "`Box.__subclasses__`"),
+    "dict of a module": ("value = np.__dict__['pi']", "", "uses `np.__dict__`"),
+    "dict of a function": (
+        "helper.__dict__['k'] = 1.0\nvalue = helper.k",
+        "def helper(): pass\nhelper.k = 2.0",
+        "uses `helper.__dict__`",
+    ),
+    "keyword defaults written": (
+        "helper.__kwdefaults__['k'] += 1\nvalue = helper()",
+        "def helper(*, k=1.0): return k",
+        "uses `helper.__kwdefaults__`",
+    ),
+    "decorator that changes a function": (
+        "functools.update_wrapper(helper, max)\nvalue = 1.0",
+        "def helper(): pass",
+        "`functools.update_wrapper`, whose state",
+    ),
+    "context that stays open": (
+        "np.errstate(over='raise').__enter__()\nvalue = 1.0",
+        "",
+        "uses .__enter__ of an unknown object",
+    ),
+    "memory that is shared": (
+        "value = np.shares_memory(W, W)",
+        "W = np.ones(2)",
+        "`np.shares_memory`, whose state",
+    ),
+    "inference mode": (
+        "value = mg.is_inference_mode_enabled()",
+        "",
+        "inference_mode_enabled`, whose",
+    ),
+    "number of a class of the user": (
+        "value = F + F.k",
+        "class Number(np.float64): k = 2.0\nF = Number(1.0)",
+        "`F`, a Number",
+    ),
     "anomaly mode": (
         "value = float(mg.is_anomaly_enabled())",
         "",
@@ -588,6 +660,22 @@ UNNAMED_CHANGES = {
         "class Kind(enum.Enum):\n    A = 2.0",
         lambda user: setattr(user.Kind.A, "_value_", 3.0),
     ),
+    "what makes enum members": (
+        "value = Kind(9.0).value",
+        "class Kind(enum.Enum):\n    A, B = 2.0, 3.0\n"
+        "    @classmethod\n    def _missing_(cls, value): return cls(NEXT)\nNEXT = 2.0",
+        lambda user: setattr(user, "NEXT", 3.0),
+    ),
+    "method of an enum": (
+        "value = float(Kind.A)",
+        "class Kind(enum.Enum):\n    A = 2.0\n    def __float__(self): return K\nK = 2.0",
+        lambda user: setattr(user, "K", 3.0),
+    ),
+    "function of a partial": (
+        "value = P()",
+        "P = functools.partial(float, 2)",
+        lambda user: user.P.__setstate__((float, (3,), {}, {})),
+    ),
     "registered class": (
         "value = 2.0 + isinstance(1.0, Kind)",
         "import abc\nclass Kind(abc.ABC): pass",
@@ -618,6 +706,38 @@ def test_a_change_without_a_name_is_seen(custom, case):
     before = on_worker(module.Custom)
     change(module)
     assert on_worker(module.Custom) == gradient(module.Custom) != before
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ("value = (lambda m: m.cosh(1.0))(np)", ""),
+        ("value = helper()", "def helper(m=np): return m.cosh(1.0)"),
+        ("for m in (np,): value = m.cosh(1.0)", ""),
+        ("value = MODULES[0].cosh(1.0)", "MODULES = (np,)"),
+    ],
+)
+def test_what_is_replaced_in_a_module_that_is_passed_on(custom, monkeypatch, body, names):
+    cls = custom(body, names).Custom
+    assert decide(cls).run_on == "worker"
+    monkeypatch.setattr(np, "cosh", lambda x: x)
+    assert "perhaps `numpy.cosh`, which was replaced here" in decide(cls).reason
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (float("nan"), "a NaN"),
+        ((1.0, float("nan")), "a NaN"),
+        (np.arange(6.0).reshape(2, 3)[:, ::2], "gaps between its elements"),
+        (mg.zeros(4)[::2], "gaps between its elements"),
+        (np.arange(6.0).reshape(2, 3).T, ""),
+    ],
+)
+def test_what_a_copy_on_ctx_would_not_be(value, why):
+    found = attributes_reason({"held": value})
+    assert why in found
+    assert bool(found) == bool(why)
 
 
 @pytest.mark.parametrize(

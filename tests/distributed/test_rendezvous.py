@@ -78,7 +78,7 @@ def test_a_stranger_and_a_damaged_frame_are_counted_and_not_read(port: int) -> N
         stranger.connect("0", address)
         stranger.send("0", [b"\x93\x07\x00\x00"])
         assert wait_until(lambda: meetings[0].carrier.strangers == 1)
-        damaged = lambda: threads[1]._send(0, [b"damaged"])  # noqa: E731
+        damaged = lambda: threads[1]._generation.send(0, [b"damaged"])  # noqa: E731
         threads[1].ask(damaged)
         assert wait_until(lambda: threads[0].member.damaged == 1)
         stranger.close(0)

@@ -12,7 +12,9 @@ from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.engine.client_worker import ClientWorker
+from mpgrad.engine.compiled import Compiled
 from mpgrad.engine.handover import Handover
+from mpgrad.engine.local import COMPILED_FROM_USE
 from mpgrad.engine.placement import place
 from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.scheduler import chunks
@@ -33,7 +35,7 @@ def sent(
     handover = Handover(frozen, graph, {})
     arena = client_arena()
     client = ClientWorker(place(frozen), graph, handover, arena, nullcontext, 1)  # type: ignore[arg-type]
-    ahead = client.run_ahead() if planned.opens_alone else None
+    ahead = client.run_ahead()
     first, *rest = handover.messages("c1.1", 7, 0, workers, ahead)
     return first, rest  # type: ignore[return-value]
 
@@ -83,6 +85,41 @@ def test_the_task_that_all_wait_for_is_run_before_the_rest_is_sent() -> None:
     wheres = [(output.task, output.slot, output.place) for output in planned.tasks[0].outputs]
     assert [(task, slot, place) for task, slot, place, _ in first.seeds] == wheres
     assert {ref for *_, ref in first.seeds} == {np.float32(1.0).tobytes()}
+
+
+def weighed(dim: int) -> FrozenGraph:
+    """Two branches, each gets other gradients from a product and a sum along ``dim``."""
+    weights = mg.tensor(np.arange(1, 19, dtype=np.float32).reshape(3, 3, 2) / 7)
+    leaves = [mg.ones(3, 3, requires_grad=True) for _ in range(2)]
+    stacked = mg.stack([leaf.exp() for leaf in leaves], dim=2)
+    return frozen_of(((stacked * weights).sum(dim) * mg.tensor(weights.numpy()[0])).sum())
+
+
+def test_what_runs_ahead_becomes_source_that_keeps_saved_tensors_and_the_bits() -> None:
+    frozen = weighed(0)
+    spec = frozen.spec._replace(
+        nodes=tuple(
+            node._replace(cost_us=10_000.0 if node.name == "ExpBackward0" else 1.0)
+            for node in frozen.spec.nodes
+        )
+    )
+    graph = PreparedGraph(spec, plan(spec, workers=2))
+    ahead = graph.ahead(frozen)
+    assert ahead is not None
+    assert graph.ahead(frozen) is ahead
+    assert [spec.nodes[at].name for at in ahead.nodes][-1] == "StackBackward0"
+    assert len(ahead.nodes) == 5
+    runs = [ahead.gradients(frozen, None) for _ in range(COMPILED_FROM_USE + 2)]
+    assert isinstance(ahead.program, Compiled)
+    assert len({tuple([array.tobytes() for array in run]) for run in runs}) == 1
+    assert np.unique(runs[0][0]).size > 2  # the two differ, and so do their elements
+    # The same tables with another attribute, for which the source was not made.
+    other = weighed(1)
+    expected = PreparedGraph(spec, graph.plan).ahead(other)
+    assert expected is not None
+    pairs = zip(ahead.gradients(other, None), expected.gradients(other, None), strict=True)
+    assert all(a.tobytes() == b.tobytes() for a, b in pairs)
+    assert ahead.gradients(other, None)[0].tobytes() != runs[0][0].tobytes()
 
 
 def test_a_chain_is_left_to_the_workers_whole() -> None:

@@ -50,7 +50,12 @@ EXPECTED = {
     ),
 }
 #: These are run by ``mpgrad run``.
-OF_SEVERAL_RANKS = ("data_parallel.py", "split_model.py", "parameter_server.py")
+OF_SEVERAL_RANKS = (
+    "data_parallel.py",
+    "elastic_digits.py",
+    "split_model.py",
+    "parameter_server.py",
+)
 
 
 def test_every_example_is_tried() -> None:
@@ -111,6 +116,19 @@ def test_ranks_end_with_the_same_parameters() -> None:
     assert "[rank 0] epoch 1  loss" in printed
     assert len(re.findall(r"\[rank \d\] parameters", printed)) == 2
     assert len(set(re.findall(r"parameters (\w+)", printed))) == 1
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_death_of_a_rank_changes_no_bit() -> None:
+    pytest.importorskip("sklearn")
+    launcher = ("-m", "mpgrad", "run", "--nproc-per-node", "2", "--max-restarts", "1")
+    found = set()
+    for victim in ((), ("0",), ("1",)):
+        printed = what_prints(EXAMPLES / "elastic_digits.py", "1", *victim, launcher=launcher)
+        assert len(re.findall(r"\[rank \d\] parameters", printed)) == 2
+        found |= set(re.findall(r"parameters (\w+)", printed))
+    assert len(found) == 1
 
 
 @pytest.mark.hosts

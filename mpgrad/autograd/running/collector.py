@@ -9,8 +9,12 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from contextlib import ContextDecorator
+from contextlib import AbstractContextManager, ContextDecorator, nullcontext
 
+#: The number of Nodes or gradients from which on the collector is held.
+HELD_ABOVE = 1000
+
+_nothing: AbstractContextManager[object] = nullcontext()
 _lock = threading.Lock()
 _holders = 0
 _was_enabled = False
@@ -36,6 +40,11 @@ class collector_held(ContextDecorator):
             _holders -= 1
             if _holders == 0 and _was_enabled:
                 gc.enable()
+
+
+def collector_held_for(count: int) -> AbstractContextManager[object]:
+    """Hold the collector if there are so many Nodes or gradients that it would run often."""
+    return collector_held() if count >= HELD_ABOVE else _nothing
 
 
 def _start_anew_in_child() -> None:

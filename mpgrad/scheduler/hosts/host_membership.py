@@ -1,6 +1,7 @@
 """Who belongs to a group: Rendezvous, until all ranks are there, and HostMembership, from then on.
 
-A rank is one incarnation: a process that comes later under the same number is another one.
+A rank is one incarnation: a process that comes later under the same number is another one, and so
+is one that meets the others again. So the incarnations of all ranks name one generation of them.
 """
 
 from __future__ import annotations
@@ -58,11 +59,21 @@ Answer: TypeAlias = SendRoster | RefuseHost
 
 
 class Rendezvous:
-    """Kept by rank 0, which is the first to join."""
+    """Kept by rank 0, which is the first to join.
 
-    def __init__(self, world_size: int, versions: Sequence[tuple[str, str]]) -> None:
+    Args:
+        world_size: how many ranks there are.
+        versions: of rank 0; see ``HostJoined``.
+        replaces: ranks are started again: of two processes of one rank the one that asked last
+            counts. One that waits asks again and again, one that is dead does not.
+    """
+
+    def __init__(
+        self, world_size: int, versions: Sequence[tuple[str, str]], *, replaces: bool = False
+    ) -> None:
         self._world_size = world_size
         self._versions = tuple(versions)
+        self._replaces = replaces
         self._members: dict[int, Participant] = {}
         self._refused: dict[int, str] = {}
         self.is_open = True
@@ -91,6 +102,8 @@ class Rendezvous:
         present = self._members.get(member.rank)
         if present == member:  # a message that came twice
             return [] if self.is_open else [SendRoster(member, self._roster())]
+        if self._replaces and not self.is_open:
+            return []  # it waits until this generation is over, and asks again
         reason = self._objection(event, present)
         if reason:
             if present is None:
@@ -114,7 +127,7 @@ class Rendezvous:
         for (what, theirs), (_, ours) in zip(event.versions, self._versions, strict=False):
             if theirs != ours:
                 return f"rank {rank} has {what} {theirs}, but rank 0 has {what} {ours}"
-        if present is not None:
+        if present is not None and not self._replaces:
             return f"rank {rank} is taken by another process, at {present.address}"
         return "" if self.is_open else f"the group is complete, and has no place for rank {rank}"
 
@@ -138,6 +151,15 @@ class Rendezvous:
         text = f"of {self._world_size} ranks these did not come: {ranks}"
         reasons = [self._refused[rank] for rank in self.missing if rank in self._refused]
         return f"{text} ({'; '.join(reasons)})" if reasons else text
+
+
+def newest(commits: Sequence[int]) -> int:
+    """The rank that all others follow after a death: the lowest of those that went on farthest.
+
+    Args:
+        commits: how often each rank has committed its state; less than 0 for one that has none.
+    """
+    return max(range(len(commits)), key=lambda rank: (commits[rank], -rank))
 
 
 # ---------------------------------------------------------------------------- from then on

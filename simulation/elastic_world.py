@@ -1,0 +1,367 @@
+"""ElasticWorld: the ranks of an elastic program in one process, on a network that a seed drives.
+
+It runs the real rendezvous, Generations and GroupMembers, and does with them what ``elastic.run``
+does. Ranks die anywhere and are started again, also while others wait for them. Messages come late,
+also those of a former generation, twice, or never. All ranks must end with the very bits of a
+program in which nobody died, and none may wait for ever.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpgrad.distributed.generation import Generation
+from mpgrad.distributed.group_member import GroupTable
+from mpgrad.distributed.operation import Operation
+from mpgrad.distributed.rendezvous import RendezvousGuest, RendezvousHost, rank_name
+from mpgrad.errors import HostLost
+from mpgrad.scheduler.hosts.collective_steps import (
+    all_gather_steps,
+    broadcast_steps,
+    roll_call_steps,
+)
+from mpgrad.scheduler.hosts.host_membership import newest
+from mpgrad.scheduler.hosts.reduction_tree import all_reduce_steps, combined, segments
+from mpgrad.wire.host_carrier import CarrierEvent, HostArrival, HostDisconnected, HostUnreachable
+from mpgrad.wire.hosts import Join
+from simulation.host_world import not_commutative
+
+RANKS_MAX = 6
+STEPS_MAX = 5
+ELEMENTS_MAX = 9
+DEATHS_MAX = 4
+#: Turns after which the next death comes, at most.
+TURNS_MAX = 250
+#: Shares of messages whose copy comes once more, much later; of turns that bring such a copy; of
+#: turns in which a program goes on; of turns in which somebody who waits asks again.
+DOUBLED, LATE, STEPS, AGAIN = 0.05, 0.02, 0.3, 0.05
+
+#: What a program waits for, and what it waits with.
+Waiting = Generator[Callable[[], bool], None, Any]
+
+
+class ElasticWorldFailure(AssertionError):
+    """A rank ended with something else than it should, or waits for ever."""
+
+
+class _Carrier:
+    """One process's end of the connections; a connection begins with its first message."""
+
+    def __init__(self, world: ElasticWorld, name: str, address: str) -> None:
+        self._world, self.name, self.address = world, name, address
+        self.strangers = 0
+        self.is_open = True
+        #: By label: the address, who is connected there, and what is under way.
+        self.peers: dict[str, str] = {}
+        self.connected: dict[str, _Carrier] = {}
+        self.queues: dict[str, list[list[bytes]]] = {}
+        self.untried: set[str] = set()
+        #: What has come to this process, and takes it.
+        self.take: Callable[[CarrierEvent], None] = lambda event: None
+        world.listening[address] = self
+
+    def connect(self, peer: str, address: str) -> None:
+        assert peer not in self.peers, f"{self.name} connects to {peer} twice"
+        self.peers[peer], self.queues[peer] = address, []
+        self.untried.add(peer)
+
+    def send(self, peer: str, frames: Sequence[Any]) -> None:
+        self.queues[peer].append([bytes(frame) for frame in frames])
+
+    def receive(self, timeout_ms: int | None) -> list[CarrierEvent]:
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        raise NotImplementedError
+
+    def close(self, patience_ms: int) -> None:
+        self.is_open = False
+        if self._world.listening.get(self.address) is self:
+            del self._world.listening[self.address]
+
+    def turns(self) -> list[str]:
+        """The labels with which something can happen."""
+        return [
+            peer
+            for peer, queue in self.queues.items()
+            if queue
+            or peer in self.untried
+            or (peer in self.connected and not self.connected[peer].is_open)
+        ]
+
+    def turn(self, peer: str, chance: random.Random) -> None:
+        """Bring the next message to ``peer``, or learn that it has gone."""
+        self.untried.discard(peer)
+        there = self.connected.get(peer)
+        if there is None:
+            there = self._world.listening.get(self.peers[peer])
+            if there is None:
+                self.take(HostUnreachable(peer))
+                return
+            self.connected[peer] = there
+        if not there.is_open:
+            # ZeroMQ connects again by itself, to whoever listens there then.
+            del self.connected[peer]
+            if chance.random() < 0.8:
+                self.queues[peer].clear()
+            self.take(HostDisconnected(peer, "the connection to it has ended"))
+            return
+        if self.queues[peer]:
+            frames = self.queues[peer].pop(0)
+            if chance.random() < DOUBLED:
+                self._world.late.append((self.name, self.peers[peer], frames))
+            there.arrive(self.name, frames)
+
+    def arrive(self, sender: str, frames: list[bytes]) -> None:
+        """A message has come."""
+        self.take(HostArrival(sender, [memoryview(frame) for frame in frames]))
+
+
+class _Process:
+    """One incarnation of a rank's program."""
+
+    def __init__(self, world: ElasticWorld, rank: int) -> None:
+        self.world, self.rank = world, rank
+        self.carrier: _Carrier | None = None
+        #: What it should do again as long as it waits for rank 0, if it does.
+        self.asks: Callable[[], None] | None = None
+        self.error: BaseException | None = None
+        self.has_returned = False
+        self.generation: Generation | None = None
+        #: The number of the last commit, and its state: what ``elastic.State`` has.
+        self.number, self.saved = -1, np.full(world.length + 1, float(world.random.random()))
+        self.ignored = 0
+        self.program: Iterator[Callable[[], bool]] = self._run()
+
+    def _run(self) -> Waiting:
+        world = self.world
+        while True:
+            try:
+                yield from self._meet()
+                yield from self._sync()
+                while self.saved[-1] < world.steps:
+                    yield from self._step()
+                yield from self._barrier()
+            except HostLost:
+                self.has_returned = False
+                yield from self._leave()
+            else:
+                yield from self._leave()
+                return
+
+    def _meet(self) -> Waiting:
+        world, rank = self.world, self.rank
+        while True:
+            incarnation = f"{world.random.getrandbits(64):x}"
+            yield lambda: rank != 0 or "master" not in world.listening
+            address = "master" if rank == 0 else f"{rank}:{incarnation}"
+            self.carrier = carrier = _Carrier(world, rank_name(rank, incarnation), address)
+            join = Join(rank, world.ranks, incarnation, address, ())
+            side: Any
+            if rank == 0:
+                side = RendezvousHost(carrier, join, replaces=True)
+            else:
+                side = RendezvousGuest(carrier, join, ("master", 0))
+                carrier.peers["master"] = "master"
+            carrier.take = self._caught(side.take)
+            self.asks = side.ask
+            side.ask()
+            yield lambda side=side: side.meeting is not None or self.error is not None  # type: ignore[misc]
+            self.asks = None
+            if self.error is None:
+                break
+            error, self.error = self.error, None
+            carrier.close(0)
+            if not isinstance(error, HostLost):
+                raise ElasticWorldFailure(f"rank {rank}: {error!r}")
+        self.generation = Generation(rank, side.meeting)
+        self.generation.begin()
+        carrier.take = self.generation.take
+
+    def _caught(self, take: Callable[[CarrierEvent], None]) -> Callable[[CarrierEvent], None]:
+        def catch(event: CarrierEvent) -> None:
+            if self.error is None:
+                try:
+                    take(event)
+                except (HostLost, RuntimeError) as error:
+                    self.error = error
+
+        return catch
+
+    def _leave(self) -> Waiting:
+        assert self.generation is not None
+        generation = self.generation
+        generation.member.leave()
+        # The real one waits 5 s for its farewells to be read.
+        patience = [self.world.random.randint(20, 200)]
+
+        def is_over() -> bool:
+            patience[0] -= 1
+            return generation.member.membership.may_go or patience[0] <= 0
+
+        yield is_over
+        generation.end()
+        self.world.ignored += generation.ignored
+
+    # ------------------------------------------------------------------ what it computes
+
+    def _collective(self, operation: Operation) -> Waiting:
+        assert self.generation is not None
+        table = GroupTable(0, tuple(range(self.world.ranks)))
+        self.generation.member.start(table, operation)
+        yield operation.work._done.is_set
+        operation.work.wait()
+
+    def _sync(self) -> Waiting:
+        rank, ranks = self.rank, self.world.ranks
+        numbers = np.zeros(ranks, np.int64)
+        numbers[rank] = self.number
+        own = numbers[rank : rank + 1].copy()
+        steps = all_gather_steps(rank, ranks)
+        yield from self._collective(Operation("numbers", steps, own, numbers, target_cuts=ranks))
+        state = np.array([max(self.number, 0), *self.saved])
+        steps = broadcast_steps(rank, ranks, newest(list(map(int, numbers))))
+        yield from self._collective(Operation("state", steps, state, state))
+        if self.number < 0 <= numbers.max():
+            self.world.taken_over += 1
+        self.number, self.saved = int(state[0]), state[1:]
+        if numbers.max() < 0:
+            self.saved = np.array([*self.world.begins, 0.0])
+
+    def _step(self) -> Waiting:
+        rank, ranks = self.rank, self.world.ranks
+        step = int(self.saved[-1])
+        own = self.world.part(step, rank, self.saved[:-1])
+        cuts, steps = segments(ranks), all_reduce_steps(rank, ranks)
+        operation = Operation(
+            f"step {step}",
+            steps,
+            own,
+            own,
+            source_cuts=cuts,
+            target_cuts=cuts,
+            combine=not_commutative,
+        )
+        yield from self._collective(operation)
+        yield lambda: True  # here the optimizer steps
+        self.number, self.saved = self.number + 1, np.array([*own, step + 1.0])
+        yield lambda: True
+
+    def _barrier(self) -> Waiting:
+        own, other = np.zeros(1), np.zeros(1)
+        steps = roll_call_steps(self.rank, self.world.ranks)
+        self.has_returned = True
+        yield from self._collective(Operation("barrier", steps, own, other))
+
+
+class ElasticWorld:
+    """One random elastic program. ``run`` it; ``seed`` makes it again."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = chance = random.Random(seed)
+        self.seed = seed
+        self.ranks = chance.randint(2, RANKS_MAX)
+        self.steps = chance.randint(1, STEPS_MAX)
+        self.length = chance.randint(1, ELEMENTS_MAX)
+        self.begins = np.random.default_rng(seed).standard_normal(self.length)
+        #: The turns after which somebody dies, one after another.
+        self.deaths = [chance.randint(0, TURNS_MAX) for _ in range(chance.randint(0, DEATHS_MAX))]
+        self.listening: dict[str, _Carrier] = {}
+        #: Copies of messages that come once more: the sender, the address, the message.
+        self.late: list[tuple[str, str, list[bytes]]] = []
+        #: How many ranks took the state of a survivor, and messages were not read.
+        self.taken_over = self.ignored = self.died = 0
+        self.processes = [_Process(self, rank) for rank in range(self.ranks)]
+
+    def part(self, step: int, rank: int, state: Any) -> Any:
+        """What a rank contributes: it depends on the state, the step and the rank alone."""
+        numbers = np.random.default_rng((self.seed, step, rank)).standard_normal(self.length)
+        return state * 0.9 + numbers
+
+    def expected(self) -> Any:
+        """The state at the end of a program in which nobody dies."""
+        state = self.begins
+        for step in range(self.steps):
+            parts = [self.part(step, rank, state) for rank in range(self.ranks)]
+            state = combined(parts, not_commutative)
+        return state
+
+    def run(self) -> ElasticWorld:
+        """Until all have ended; then look at what they have.
+
+        Raises:
+            ElasticWorldFailure: it should have been something else, or somebody waits for ever.
+        """
+        waiting: list[Callable[[], bool] | None] = [lambda: True] * self.ranks
+        turns = 0
+        while any(waiting):
+            turns += 1
+            if turns > 100_000:
+                stuck = [rank for rank, is_over in enumerate(waiting) if is_over]
+                raise ElasticWorldFailure(
+                    f"seed {self.seed}: ranks {stuck} of {self.ranks} wait for ever"
+                )
+            if self.deaths:
+                self.deaths[0] -= 1
+                if self.deaths[0] < 0:
+                    self.deaths.pop(0)
+                    # The others may end without one that has nothing left to do.
+                    able = [p.rank for p in self.processes if not p.has_returned]
+                    if able:
+                        self._kill(self.random.choice(able), waiting)
+            self._turn(waiting)
+        expected = self.expected().tobytes()
+        for process in self.processes:
+            if process.saved[:-1].tobytes() != expected:
+                raise ElasticWorldFailure(f"seed {self.seed}: rank {process.rank} has other bits")
+        return self
+
+    def _kill(self, rank: int, waiting: list[Callable[[], bool] | None]) -> None:
+        """The process ends; the launcher starts another one."""
+        self.died += 1
+        carrier = self.processes[rank].carrier
+        if carrier is not None:
+            for peer, queue in carrier.queues.items():
+                # Some of what it has sent is still read.
+                del queue[self.random.randint(0, len(queue)) :]
+                for frames in queue:
+                    self.late.append((carrier.name, carrier.peers[peer], frames))
+            carrier.close(0)
+        self.processes[rank] = _Process(self, rank)
+        waiting[rank] = lambda: True
+
+    def _turn(self, waiting: list[Callable[[], bool] | None]) -> None:
+        chance = self.random.random()
+        if chance < LATE and self.late:
+            name, address, frames = self.late.pop(self.random.randrange(len(self.late)))
+            if address in self.listening:
+                self.listening[address].arrive(name, frames)
+        elif chance < LATE + AGAIN:
+            process = self.random.choice(self.processes)
+            if process.asks is not None:
+                process.asks()
+        elif chance < LATE + AGAIN + STEPS:
+            self._advance(self.random.randrange(self.ranks), waiting)
+        else:
+            self._bring()
+
+    def _bring(self) -> None:
+        carriers = [p.carrier for p in self.processes if p.carrier is not None]
+        able = [(c, peer) for c in carriers if c.is_open for peer in c.turns()]
+        if able:
+            carrier, peer = self.random.choice(able)
+            carrier.turn(peer, self.random)
+
+    def _advance(self, rank: int, waiting: list[Callable[[], bool] | None]) -> None:
+        is_over = waiting[rank]
+        if is_over is not None and is_over():
+            try:
+                waiting[rank] = next(self.processes[rank].program)
+            except StopIteration:
+                waiting[rank] = None
+            except RuntimeError as error:
+                raise ElasticWorldFailure(f"seed {self.seed}, rank {rank}: {error!r}") from error
