@@ -90,7 +90,7 @@ def serve(program: str, contender: str) -> None:
     else:
         import mpgrad as lib  # type: ignore[no-redef]
 
-        engine = lib.Engine(contender, cpu_workers=2)
+        engine = lib.Engine(contender, cpu_workers=2)  # type: ignore[attr-defined]
     lib.manual_seed(0)
     parameters, loss = PROGRAMS[program](lib)
     with engine:
