@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,9 @@ __all__ = ["einsum"]
 #: The names of an ellipsis's dimensions: not letters, so that no subscript uses them.
 _ELLIPSIS_LABELS = "0123456789"
 
+#: The letters of labels that are numbers, in PyTorch's order.
+_LETTERS = ascii_uppercase + ascii_lowercase
+
 
 class _Labelled(NamedTuple):
     """A tensor and a label for each of its dimensions, all different."""
@@ -29,7 +33,7 @@ class _Labelled(NamedTuple):
     labels: str
 
 
-def einsum(equation: str, *operands: Any) -> Tensor:
+def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
     """Multiply the operands and sum over every label that the output does not have.
 
     Args:
@@ -38,9 +42,19 @@ def einsum(equation: str, *operands: Any) -> Tensor:
             in one operand takes its diagonal; dimensions of length 1 broadcast.
         operands: a tensor per term, or one list of them.
 
+    Without an equation each operand is followed by the list of its labels, which are numbers from
+    0 to 51 or ``...``; a list at the end has those of the output.
+
     Raises:
         RuntimeError: the equation does not fit the operands.
+        ValueError: a label of a list is not in this range, or there is no operand.
     """
+    if not operands:
+        raise ValueError(
+            "einsum(): there must be an equation and an operand, or an operand and its labels"
+        )
+    if not isinstance(equation, str):
+        equation, operands = _from_lists((equation, *operands))
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])
     tensors = [as_tensor_operand(operand) for operand in operands]
@@ -62,6 +76,23 @@ def einsum(equation: str, *operands: Any) -> Tensor:
         total = _product(total, part, kept, sizes)
     total = _summed(total, set(output))
     return permute(total.tensor, tuple(total.labels.index(label) for label in output))
+
+
+def _from_lists(given: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """The equation and the operands of ``given``: operands, each with the list of its labels."""
+    pairs = len(given) // 2 * 2
+    equation = ",".join(_letters(labels) for labels in given[1:pairs:2])
+    if pairs < len(given):
+        equation += "->" + _letters(given[-1])
+    return equation, given[:pairs:2]
+
+
+def _letters(labels: Any) -> str:
+    if not isinstance(labels, list | tuple):
+        raise TypeError(f"einsum(): labels must be a list of ints, not {type(labels).__name__}")
+    if not all(n is ... or (isinstance(n, int) and 0 <= n <= 51) for n in labels):
+        raise ValueError(f"einsum(): labels must be from 0 to {51} or '...': {labels}")
+    return "".join("..." if n is ... else _LETTERS[n] for n in labels)
 
 
 def _parse(equation: str, tensors: Sequence[Tensor]) -> tuple[list[str], str]:

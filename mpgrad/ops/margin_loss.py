@@ -27,8 +27,11 @@ def huber_loss(
 ) -> Tensor:
     """Half the square below ``delta``, ``delta`` times the absolute error above (Huber, 1964).
 
+    The mean is that over the elements, also where they have weights.
+
     Raises:
         RuntimeError: ``delta`` is not positive.
+        ValueError: ``weight`` has another shape than ``input``.
     """
     check_reduction(reduction)
     if delta <= 0:
@@ -40,11 +43,13 @@ def huber_loss(
     inside = mul(square(where(is_small, error, 0.0)), 0.5)
     losses = where(is_small, inside, mul(sub(error, 0.5 * delta), delta))
     losses = cast(losses, input.dtype) if input.dtype.kind == "f" else losses
-    if weight is None:
-        return reduced(losses, reduction)
-    losses = mul(losses, weight)
-    if reduction == "mean":
-        return div(reductions.sum(losses), reductions.sum(weight))
+    if weight is not None:
+        if weight.shape != input.shape:
+            raise ValueError(
+                f"huber_loss(): weights and input must have the same size, but they have the "
+                f"shapes {tuple(weight.shape)} and {tuple(input.shape)}"
+            )
+        losses = mul(losses, weight)
     return reduced(losses, reduction)
 
 
