@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -77,12 +78,15 @@ threading.Event().wait()
 def cluster() -> Iterator[str]:
     """The address of a cluster of two nodes."""
     command = [sys.executable, str(Path(__file__).with_name("two_nodes.py"))]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
-    ) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-        process.communicate("", timeout=HANGS_S)
+    # Not below pytest's directories: Ray's sockets lie there, whose paths may have 107 characters.
+    with tempfile.TemporaryDirectory(prefix="ray") as directory:
+        environment = {**ENVIRONMENT, "RAY_TMPDIR": directory}
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        ) as process:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+            process.communicate("", timeout=HANGS_S)
 
 
 def command_of(cluster: str, script: Path, *arguments: str) -> list[str]:
