@@ -44,6 +44,7 @@ def call_source(operator: Operator) -> str:
     passed = ", ".join(["cpu", *arrays, *[f"{name}={name}" for name in attributes]])
     lines = [
         f"def call({', '.join([*inputs, *(['*', *attributes] if attributes else [])])}):",
+        *[line for name in attributes for line in _as_number(name)],
         "    if MODES.entered or CUDA.in_use:",
         f"        return call_anywhere(operator, {given})",
     ]
@@ -91,6 +92,14 @@ _NEW_TENSOR = (
     "result._leaf_hooks = result._post_accumulate_hooks = None",
     "result._grad_dtype = OWN_DTYPE",
 )
+
+
+def _as_number(name: str) -> list[str]:
+    """The lines that take the number of an attribute that is given as a Tensor."""
+    return [
+        f"    if isinstance({name}, Tensor):",
+        f"        {name} = number_of(operator, {name})",
+    ]
 
 
 def _opened(name: str, is_differentiable: bool) -> list[str]:

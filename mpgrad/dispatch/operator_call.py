@@ -116,6 +116,9 @@ def look_of(value: Any) -> tuple[tuple[int, ...], Any]:
 
 def call_anywhere(operator: Operator, inputs: Sequence[Any], attributes: dict[str, Any]) -> Any:
     """As :func:`call`, for any operator and device, with or without operator modes."""
+    for name, value in attributes.items():
+        if isinstance(value, Tensor):
+            attributes = {**attributes, name: number_of(operator, value)}
     xp: Any = cpu
     if CUDA.in_use and not operator.on_any_devices:
         device = device_of_inputs(operator, inputs)
@@ -131,6 +134,20 @@ def call_anywhere(operator: Operator, inputs: Sequence[Any], attributes: dict[st
     else:
         raw = _forward(operator, xp, arrays, attributes)
     return recorded(operator, inputs, attributes, raw)
+
+
+def number_of(operator: Operator, value: Tensor) -> Any:
+    """The number in a Tensor that was given as an option.
+
+    Raises:
+        TypeError: it does not have one element.
+    """
+    if value.numel() != 1:
+        raise TypeError(
+            f"{operator.name}(): an option has to be a number, not a Tensor of shape "
+            f"{list(value.shape)}"
+        )
+    return value.item()
 
 
 def _forward(operator: Operator, xp: Any, arrays: list[Any], attributes: dict[str, Any]) -> Any:
@@ -362,7 +379,10 @@ _KNOWN = {
     "node_class_of": node_class,
     **{known.__name__: known for known in (SavedTensor, Tensor, VersionCounter)},
     **{known.__name__: known for known in (call_anywhere, gradient_edge, look_of, origin)},
-    **{known.__name__: known for known in (recorded, recorder_of, refusal, view.share_memory)},
+    **{
+        known.__name__: known
+        for known in (number_of, recorded, recorder_of, refusal, view.share_memory)
+    },
 }
 
 Operator.caller_of = staticmethod(_caller_of)

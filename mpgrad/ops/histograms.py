@@ -17,6 +17,9 @@ from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["histogram", "histogramdd"]
 
+#: More edges have no address.
+BINS_MAX = 2**60
+
 
 class Histogram(NamedTuple):
     """Counts, and the edges of the bins."""
@@ -104,15 +107,17 @@ def _edges(values: Any, bins: Any, limits: Sequence[float] | None, dim: int) -> 
     """The edges along one dimension.
 
     Raises:
-        RuntimeError: there are no bins, or the edges are not ascending and finite.
+        RuntimeError: there are no or too many bins, or the edges are not ascending and finite.
     """
     if isinstance(bins, Tensor):
         edges = on_host(bins._array)
         if edges.ndim != 1 or len(edges) < 1 or np.any(np.diff(edges) < 0):
             raise RuntimeError("histogramdd(): bins must be vectors of ascending edges")
         return edges
-    if bins <= 0:
-        raise RuntimeError(f"histogramdd(): bins must be > 0, but got {bins} for dimension {dim}")
+    if not 0 < bins < BINS_MAX:
+        raise RuntimeError(
+            f"histogramdd(): bins must be > 0 and < 2**60, but got {bins} for dimension {dim}"
+        )
     if limits is not None:
         low, high = limits[2 * dim], limits[2 * dim + 1]
     elif values.size:

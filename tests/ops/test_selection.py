@@ -168,3 +168,9 @@ def test_a_list_of_indices_of_several_dimensions_is_a_tuple() -> None:
         assert found.tolist() == x[tuple(key)].tolist()
     assert x[[0, 1]].shape == (2, 5)
     assert x[[True, False, True, True, False]].shape == (3, 5)
+
+
+@pytest.mark.parametrize("bins", [0, 1e30])
+def test_a_number_of_bins_that_no_array_has_is_refused(bins: float) -> None:
+    with pytest.raises(RuntimeError, match="bins must be > 0 and < 2"):
+        mg.histogram(mg.ones(3), bins)

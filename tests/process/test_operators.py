@@ -33,3 +33,20 @@ def test_every_operator_in_workers(engine: mg.Engine) -> None:
     with mg.Engine("local"):
         here = {case.name: derivatives(case) for case in CASES}
     assert [case.name for case in CASES if derivatives(case) != here[case.name]] == []
+
+
+@pytest.mark.parametrize(
+    "function", [mg.logit, mg.nn.functional.leaky_relu, mg.nn.functional.softplus, mg.nn.ELU]
+)
+def test_a_number_may_be_given_as_a_tensor(function: Any) -> None:
+    # It was an error of forward, or of the workers alone.
+    def derivative(option: Any) -> Any:
+        x = mg.tensor([0.3, 0.6], requires_grad=True)
+        found = function(option)(x) if isinstance(function, type) else function(x, option)
+        return _bits(mg.grad(found.sum(), x)[0])
+
+    with mg.Engine("local"):
+        expected = derivative(0.25)
+        assert derivative(mg.tensor(0.25)) == expected
+    with mg.Engine("process", cpu_workers=1):
+        assert derivative(mg.tensor(0.25)) == expected
