@@ -70,9 +70,10 @@ def descendants(pid: int) -> frozenset[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether ``pid`` runs; a zombie does not."""
+    """Whether ``pid`` runs; a zombie does not, once its other threads have ended, too."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
     except psutil.NoSuchProcess:
         return False
 

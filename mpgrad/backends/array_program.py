@@ -192,12 +192,15 @@ class ArrayProgram:
         return value
 
     def _several(self, expression: str, values: Any) -> Any:
-        if not all(isinstance(value, np.ndarray | np.generic) for value in values):
+        if not all(value is None or isinstance(value, np.ndarray | np.generic) for value in values):
             self.read(f"{expression.partition('(')[0]}() gives {type(values).__name__}")
             return values
         names = [self.fresh() for _ in values]
         self.write(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {expression}")
-        made = [ArrayProxy(self, *pair) for pair in zip(values, names, strict=True)]
+        made = [
+            None if value is None else ArrayProxy(self, value, name)
+            for value, name in zip(values, names, strict=True)
+        ]
         return made if isinstance(values, list) else tuple(made)
 
     # ------------------------------------------------------------------ what ArrayProxies ask for

@@ -191,7 +191,7 @@ def recurrence_grads(
     sizes: Sequence[int],
     backwards: bool,
     needs: Sequence[bool],
-) -> list[Any]:
+) -> tuple[Any, ...]:
     """The gradients of rows, weight, bias, projection and states; None where ``needs`` is False.
 
     Args:
@@ -232,7 +232,8 @@ def recurrence_grads(
         assert cell.output is not None
         across = xp.transpose(xp.concatenate(of_outputs, 0), (1, 0))
         found[3] = xp.matmul(across, cell.output(xp, kept, after[1:]))
-    return found + [grad if need else None for grad, need in zip(now, needs[4:], strict=True)]
+    found += [grad if need else None for grad, need in zip(now, needs[4:], strict=True)]
+    return tuple(found)
 
 
 def _steps(sizes: Sequence[int], backwards: bool) -> list[tuple[int, slice]]:

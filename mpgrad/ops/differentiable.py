@@ -174,7 +174,7 @@ def max_pool2d_input_grad(grad: Tensor, positions: Tensor, **geometry: Any) -> T
 
 def recurrence_grads(
     kind: str, grads: Sequence[Tensor], results: Any, *inputs: Any, needs: Any, **geometry: Any
-) -> list[Tensor | None]:
+) -> tuple[Tensor | None, ...]:
     """What forward has kept is computed again: it depends on the inputs."""
     xp = sys.modules[__name__]
     results = recurrence.recurrence(xp, kind, *inputs, **geometry)

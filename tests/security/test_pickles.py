@@ -29,6 +29,7 @@ UNPICKLERS = {
     "shipping/loading.py": "a worker reads what the client wrote",
     "wire/remote_error.py": "the client reads what its workers raised",
     "data/worker_pool.py": "the client reads the batches of the worker processes that it started",
+    "distributed/elastic.py": "a rank reads what it has saved, or a rank of its group",
     "distributed/object_collectives.py": "a rank reads what a rank of its group sent",
     "distributed/rpc/call_pickles.py": "a rank reads what a rank of its group sent",
     "serialization.py": "mg.load: a file, of which it makes tensors only, unless told to trust it",
