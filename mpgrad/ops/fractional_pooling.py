@@ -102,8 +102,8 @@ def _maxima(array: Any, samples: Any, kernel: Any, sizes: Any) -> Any:
         places = places * length + inside.reshape(*lead, *shape)
     windows = places.reshape(*lead, *sizes, -1)
     flat = array.reshape(*lead, -1)
-    values = np.take_along_axis(flat, windows.reshape(*lead, -1), 2).reshape(windows.shape)
-    missing: Any = np.isnan(values)
+    values: Any = np.take_along_axis(flat, windows.reshape(*lead, -1), 2).reshape(windows.shape)
+    missing = np.isnan(values)
     last_nan = values.shape[-1] - 1 - missing[..., ::-1].argmax(-1)
     best = np.where(missing.any(-1), last_nan, values.argmax(-1))[..., None]
     return np.take_along_axis(windows, best, -1)[..., 0]
