@@ -226,6 +226,17 @@ LEFT = (
     ),
     Left(
         r"nn\.functional\.(instance|group|layer|batch)_norm",
+        r"^-?\d\.\d+e-0[5-9] in place of -?\d\.\d+e-0[5-9]$",
+        "the gradients of a group's elements add up to 0 or rounding",
+    ),
+    Left(
+        r"nn\.functional\.(instance|group|layer|batch)_norm|(nn\.functional\.)?cosine_similarity",
+        _VALUE,
+        "float16 is computed in float32",
+        only_of="half",
+    ),
+    Left(
+        r"nn\.functional\.(instance|group|layer|batch)_norm",
         r"in place of -?(nan|inf)$|^-?(nan|inf) in place of",
         "whether squares overflow depends on how they are summed",
         only_of="huge",
