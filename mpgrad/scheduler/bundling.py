@@ -11,9 +11,8 @@ that the second bundle began with. The level of that group is above the level of
 and hence above the level at which the first bundle began: levels rise along every path. The control
 edges between the client's tasks count as edges.
 
-The sums keep the order of the serial engine: the Nodes of a bundle run in serial order, and an
-input gets all its contributions from outside the bundle or all from inside. (Seeds are outside.
-They come first in the serial engine, too.)
+The sums keep the order of the serial engine: the Nodes of a bundle run in serial order, and what an
+input gets from outside the bundle comes first in that order, too. (Seeds are outside.)
 
 Rules of this file: pure tables, as in ``graph_spec``.
 """
@@ -75,7 +74,7 @@ class _Bundling:
             for device, count in self._workers.items()
         }
         heads = [nodes[0] for nodes in self._groups]
-        #: Per group: the groups that feed it. Only its first Node gets contributions from outside.
+        #: Per group: the groups that feed it. Its other Nodes get nothing from any further group.
         self._feeds = [
             list(dict.fromkeys(self._group_of[p] for p in grouping.producers[head]))
             for head in heads

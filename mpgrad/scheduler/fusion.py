@@ -1,17 +1,22 @@
 """group(): which Nodes share a NodeTask.
 
 Most Nodes cost less than a message, so a Node is fused into the task of its producer. A Node joins
-a group only if *all* its contributions come from that group. So a group is entered at its first
-Node alone, and the graph of groups cannot have a cycle: a path that leaves the group could come
-back only through that first Node, which would then depend on its own descendant.
-(A -> B -> C with A -> C: C joins A's group only if B did.)
+a group only if *all* its contributions come from that group, or from groups without which the group
+could not begin. So all that enters a group does so at its beginning, and the graph of groups cannot
+have a cycle: a path that leaves the group could come back only through what feeds its first Node,
+which would then depend on its own descendant.
+(A -> B -> C with A -> C: C joins A's group only if B did. C may join B's group.)
+
+Two things are carried from cell to cell of a recurrent loop. Where such a chain is cut, the Node
+that adds to the second one gets a part of it from the task before, and joins nevertheless.
 
 Within that rule, a Node joins in these cases:
 
 * It is cheap. But a cheap Node that begins a long branch stays with the branch: there it needs no
   extra message and does not delay the other branches.
-* No other Node waits for the group: this is a chain, and nothing could have run beside it. (Second
-  halves of its Nodes get their inputs before the task ends, see ``progress``.)
+* No other Node that could run now waits for the group: this is a chain, and nothing could have run
+  beside it. (Second halves of its Nodes, and Nodes whose gradients all go to leaves, get their
+  inputs before the task ends, see ``progress``.)
 * It is expensive, and only cheap branches begin beside it: their inputs are published before it
   runs.
 
@@ -119,6 +124,8 @@ class Grouping:
         #: another cheap Node and lead to the most expensive branch behind it.
         self._goes_on: set[int] = set()
         self._trunk: set[int] = set()
+        #: Sinks, and nodes of which only the second half is needed: nothing waits for them.
+        self._rest = {index for index in range(len(spec.nodes)) if self._is_rest(index)}
         self._branch_us = self._branches()
         self.second = {other for node in spec.nodes for other in node.passes}
         self._seeded = {target[0] for target in spec.seeds}
@@ -129,12 +136,31 @@ class Grouping:
         self._joined_us: list[float] = []
         #: Per group: the last Node of its longest chain.
         self._tip: list[int] = []
+        #: Per node: the part of ``_joined_us`` that ends with it, until the chain goes through it.
+        self._beside_us = [0.0] * len(spec.nodes)
         #: Per group: whether another group has the other half of one of its nodes.
         self._passes: list[bool] = []
         #: The group of the client's latest Node.
         self._last_on_client = -1
-        #: Per group: the number of edges to nodes outside it, without those to sinks.
+        #: Per group: the number of edges to nodes outside it that could run now, without sinks;
+        #: and how many of them lead to ``_rest``.
         self._waiting: list[int] = []
+        self._at_rest: list[int] = []
+        #: Per node: the number of its producers that have no group yet.
+        self._missing = [len(feeds) for feeds in self.producers]
+        #: Per node: its number in serial order.
+        self._position = [0] * len(spec.nodes)
+        for position, index in enumerate(spec.order):
+            self._position[index] = position
+        #: Per group: for each group that feeds its first node, the position of the last that does.
+        self._fed_until: list[dict[int, int]] = []
+
+    def _is_rest(self, index: int) -> bool:
+        """Whether it is a sink, or feeds sinks alone with formulas of its own."""
+        node, nodes = self._spec.nodes[index], self._spec.nodes
+        if not node.is_splittable:
+            return node.is_sink
+        return all(target is None or nodes[target[0]].is_sink for target in node.edges)
 
     def _branches(self) -> list[float]:
         """For each node the cost of the branch that begins there, to its next fork or join.
@@ -149,7 +175,7 @@ class Grouping:
         for index in reversed(self._spec.order):
             behind = {t[0]: None for t in nodes[index].edges if t is not None}
             if len(behind) > 1:
-                behind = {link: None for link in behind if not nodes[link].is_sink}
+                behind = {link: None for link in behind if link not in self._rest}
             own = [link for link in behind if lone[link] == index]
             if not own:
                 continue
@@ -180,14 +206,14 @@ class Grouping:
         node = self._spec.nodes[index]
         if index in self._seeded or index in self.second:
             return -1
-        home = self.group_of[self.producers[index][0]]
-        if any(self.group_of[producer] != home for producer in self.producers[index]):
+        home = max([self.group_of[producer] for producer in self.producers[index]])
+        if not all(self._is_there(producer, home) for producer in self.producers[index]):
             return -1
         if node.is_sink:
             return home
         if not self._may_share(home, node):
             return -1
-        nothing_waits = self._waiting[home] == len(self.producers[index])
+        nothing_waits = self._is_only_one(index, home)
         if nothing_waits or (index in self._goes_on and node.cost_us >= self.message_us):
             is_spine = node.passes or self._passes[home]
             limit_us = tuning.TASK_MAX_US if is_spine else self.chain_limit_us[node.device]
@@ -201,6 +227,27 @@ class Grouping:
             return -1
         joined_us = self._joined_us[home] + self._branch_us[index]
         return home if joined_us <= self._worth_us else -1
+
+    def _is_only_one(self, index: int, home: int) -> bool:
+        """Whether nothing else that group ``home`` feeds could run beside node ``index``.
+
+        What is in ``_rest`` runs beside it anyway, like second halves.
+        """
+        beside = 0 if index in self._rest else self._at_rest[home]
+        return self._waiting[home] - beside == self._edges_within(index, home)
+
+    def _edges_within(self, index: int, home: int) -> int:
+        return sum([self.group_of[producer] == home for producer in self.producers[index]])
+
+    def _is_there(self, producer: int, home: int) -> bool:
+        """Whether ``home`` has what ``producer`` gives, or could not begin without it."""
+        other = self.group_of[producer]
+        if other == home:
+            return True
+        node = self._spec.nodes[producer]
+        if node.parts is not None or not node.is_for_cpu:
+            return False
+        return self._position[producer] <= self._fed_until[home].get(other, -1)
 
     def _may_share(self, home: int, node: NodeSpec) -> bool:
         """Whether ``node`` runs on the device of group ``home`` and may run right after it."""
@@ -222,21 +269,34 @@ class Grouping:
             self._joined_us.append(0.0)
             self._tip.append(index)
             self._waiting.append(0)
+            self._at_rest.append(0)
             self._passes.append(False)
+            fed = sorted((self._position[p], self.group_of[p]) for p in self.producers[index])
+            self._fed_until.append({other: position for position, other in fed})
         elif not node.is_sink:
-            feeds = self.producers[index]
-            goes_on = index in self._trunk or self._waiting[home] == len(feeds)
-            if goes_on and feeds[0] == self._tip[home]:
+            feeds, within = self.producers[index], self._edges_within(index, home)
+            beside_us = sum([self._beside_us[feed] for feed in feeds])
+            if self._is_only_one(index, home):
+                # What ran beside the chain was needed for this node: no other could have run.
+                self._tip[home] = index
+                self._joined_us[home] = max(self._joined_us[home] - beside_us, 0.0)
+            elif index in self._trunk and feeds[0] == self._tip[home]:
                 self._tip[home] = index
             elif node.cost_us < self.message_us:
+                self._beside_us[index] = beside_us + node.cost_us
                 self._joined_us[home] += node.cost_us
-            self._waiting[home] -= len(feeds)
+            self._waiting[home] -= within
+            self._at_rest[home] -= within * (index in self._rest)
         if node.on_client:
             self._last_on_client = home
         self.total_us[home] += node.cost_us
         self._passes[home] |= bool(node.passes)
-        self._waiting[home] += sum(
-            target is not None and not self._spec.nodes[target[0]].is_sink for target in node.edges
-        )
         self.groups[home].append(index)
         self.group_of[index] = home
+        for target in node.edges:
+            if target is not None and not self._spec.nodes[target[0]].is_sink:
+                self._missing[target[0]] -= 1
+                if not self._missing[target[0]]:
+                    for producer in self.producers[target[0]]:
+                        self._waiting[self.group_of[producer]] += 1
+                        self._at_rest[self.group_of[producer]] += target[0] in self._rest

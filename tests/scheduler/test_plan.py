@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import reduce
 from itertools import pairwise
 from random import Random
@@ -14,7 +15,7 @@ from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.graph_task import InputBuffer
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import CAPTURE, InnerTarget, Plan
-from mpgrad.scheduler.tuning import BACKWARD_MESSAGES, MESSAGE_US, worth_us
+from mpgrad.scheduler.tuning import BACKWARD_MESSAGES, MESSAGE_US, TASK_MAX_US, worth_us
 from simulation.path_counts import TracedGraph, Value, add, join, run_members, run_serially
 from simulation.random_graphs import random_graph
 
@@ -137,7 +138,51 @@ def test_a_chain_of_cheap_nodes_is_one_task() -> None:
 def test_nothing_is_fused_around_a_node() -> None:
     """0 -> 1 -> 3 and 0 -> 3, where 1 and 2 are too expensive to be fused."""
     planned = plan(graph(node(1, 2, 3), node(3, cost=500.0), node(cost=500.0), node()), workers=4)
-    assert groups(planned) == [[0], [1], [2], [3]]
+    assert groups(planned) == [[0], [1, 3], [2]]  # 1 waits for 0 anyway
+
+
+def test_a_node_waits_for_no_task_that_its_own_could_run_beside() -> None:
+    """0 -> 1 -> 3 and 0 -> 2 -> 3: if 3 joined 1 or 2, that one would wait for the other."""
+    dear = node(3, cost=500.0)
+    assert groups(plan(graph(node(1, 2), dear, dear, node()), workers=4)) == [[0], [1], [2], [3]]
+
+
+def cells(steps: int, product_us: float = 400.0, gate_us: float = 40.0) -> GraphSpec:
+    """The backward of a loop of LSTM cells: each step has two products, and passes on h and c.
+
+    Nodes of a step: h, c, three gates, their join, the product for h and its weight, and that of
+    the step's input alone, which needs no gradient.
+    """
+    nodes: list[NodeSpec] = []
+    weights = (8 * steps, 8 * steps + 1)
+    for step in range(steps):
+        h, c, i, f, o, joined, product, of_input = range(8 * step, 8 * step + 8)
+        after = step + 1 < steps
+        nodes += [
+            node(c, o, cost=gate_us),
+            node(i, f, *([c + 8] if after else []), cost=gate_us),
+            *(node(joined, cost=gate_us) for _ in (i, f, o)),
+            node(product, of_input, cost=gate_us),
+            node(*([h + 8] if after else []), weights[0], cost=2 * product_us, is_splittable=True),
+            node(weights[1], cost=product_us, is_splittable=True),
+        ]
+    return graph(*nodes, *(node(is_sink=True) for _ in weights), captures=weights)
+
+
+def test_a_loop_of_cells_is_cut_where_a_task_becomes_too_long() -> None:
+    """Not between h and c: a task goes on with both, although the one before it gave a part."""
+    spec = cells(100)
+    planned = plan(spec, workers=2)
+    chain = {planned.task_of[8 * step + at] for step in range(100) for at in range(6)}
+    chain_us = sum(planned.tasks[task].cost_us for task in chain)
+    assert len(chain) <= math.ceil(2 * chain_us / TASK_MAX_US)
+    assert planned.critical_path_us < 0.6 * planned.work_us
+
+
+def test_what_only_weights_need_runs_beside_a_loop_of_cells() -> None:
+    planned = plan(cells(4), workers=2)
+    assert {planned.task_of[8 * step + 7] for step in range(3)}.isdisjoint({planned.task_of[0]})
+    assert len({planned.task_of[8 * step + at] for step in range(4) for at in range(6)}) == 1
 
 
 def test_a_diamond_of_cheap_nodes_is_one_task() -> None:
