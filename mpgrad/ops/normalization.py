@@ -256,7 +256,7 @@ def _with_running(
     scale = rsqrt(add(variance, eps))
     scale = scale if weight is None else mul(scale, weight)
     out = mul(sub(input, reshape(mean, shape)), reshape(scale, shape))
-    return out if bias is None else add(out, reshape(bias, shape))
+    return narrow(out if bias is None else add(out, reshape(bias, shape)), input)
 
 
 def _feature_dims(x: Any, features: int) -> Dims:
