@@ -55,7 +55,7 @@ def program(seed: int, number: int) -> tuple[str, list[str]]:
     """
     chance = random.Random(f"{seed}:{number}")
     names = itertools.count(1)
-    lines, between, classes = [_HEAD], [], []
+    lines, between, classes = [], [], []
     used: list[tuple[str, State]] = []
     for _ in range(chance.choice((1, 2, 2, 3))):
         body, forward = [], []
@@ -80,7 +80,16 @@ def program(seed: int, number: int) -> tuple[str, list[str]]:
     lines.append(_called("hook", "grad", [hook and f"step = 1\n{hook}"], "None"))
     lines.append(_loss(classes, chance, has_hook=bool(hook)))
     lines.append(_called("change", "step", between, "step"))
-    return "\n".join(lines), [kind for kind, _ in used]
+    if chance.random() < 0.3:
+        lines = _inside_a_function(lines)
+    return "\n".join([_HEAD, *lines]), [kind for kind, _ in used]
+
+
+def _inside_a_function(lines: list[str]) -> list[str]:
+    """The same program with variables of a function in place of globals."""
+    body = re.sub(r"\bglobal (?=\w+$)", "nonlocal ", "\n".join(lines), flags=re.MULTILINE)
+    called = ["return loss, change"]
+    return ["def made():", *_indented([body, *called], 4), "loss, change = made()"]
 
 
 def _new_state(chance: random.Random, own: str) -> tuple[str, State]:

@@ -163,7 +163,7 @@ LEFT = (
         "the derivative along a vector is 0 or rounding",
     ),
     Left(
-        r"linalg\.ldl_factor(_ex)?",
+        r"(linalg\.)?(ldl_factor|ldl_factor_ex|lu_factor|lu_factor_ex|lu)",
         r"^int32.* in place of int32",
         "what LAPACK makes of NaN and infinity differs from library to library",
         only_of="infinite",
@@ -276,9 +276,25 @@ LEFT = (
     ),
     Left(
         r"(linalg\.)?matrix_exp",
-        r"in place of -?(nan|inf)$|^-?(nan|inf) in place of",
-        "whether the powers of a huge matrix overflow depends on how it is scaled",
+        _VALUE,
+        "which digits the powers of a huge matrix leave depends on how it is scaled",
         only_of="huge",
+    ),
+    Left(
+        r"linspace|logspace",
+        r"^nan in place of",
+        "between infinite ends nothing is evenly spaced",
+    ),
+    Left(
+        r"vander",
+        r"in place of None$",
+        "the power 0 has the gradient 0; in PyTorch a column of ones has none",
+    ),
+    Left(
+        r"igammac?",
+        r"(nan|inf) in place of|in place of -?(nan|inf)",
+        "where both arguments are infinite SciPy has no limit",
+        only_of="infinite",
     ),
     Left(
         r"nn\.functional\.softplus",

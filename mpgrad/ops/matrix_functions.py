@@ -12,6 +12,7 @@ from mpgrad.devices.device_arrays import on_host
 from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.arithmetic import pow as power
 from mpgrad.ops.arrangements import cross as cross_of
+from mpgrad.ops.choices import where
 from mpgrad.ops.complex_numbers import conj
 from mpgrad.ops.creation import arange, eye
 from mpgrad.ops.device_moves import beside
@@ -84,13 +85,15 @@ def matrix_exp(A: Tensor) -> Tensor:
     if A.dtype == np.float16:
         return cast(matrix_exp(cast(A, np.float32)), np.float16)
     check_square("matrix_exp", A)
-    sums = np.abs(on_host(A._array)).sum(-2)
-    largest = float(sums.max(initial=0.0))
-    if not math.isfinite(largest):
-        return mul(A, float("nan"))
-    halvings = max(0, math.ceil(math.log2(largest / _PADE_LIMIT))) if largest > 0 else 0
+    sizes = np.abs(on_host(A._array)).sum(-2).max(-1, initial=0.0)[..., None, None]
+    finite = np.isfinite(sizes)
+    if not finite.all():
+        isolated = matrix_exp(where(beside(A, finite), A, 0))
+        return where(beside(A, finite), isolated, mul(A, float("nan")))
+    # Each matrix is halved as often as it needs.
+    halvings = np.ceil(np.log2(np.maximum(sizes / _PADE_LIMIT, 1)))
     identity = eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    x = mul(A, 0.5**halvings)
+    x = mul(A, beside(A, np.asarray(0.5**halvings, A.dtype)))
     squared = matmul(x, x)
     odd, even, term = mul(identity, _PADE[1]), mul(identity, _PADE[0]), identity
     for at in range(2, len(_PADE), 2):
@@ -98,8 +101,9 @@ def matrix_exp(A: Tensor) -> Tensor:
         even, odd = add(even, mul(term, _PADE[at])), add(odd, mul(term, _PADE[at + 1]))
     odd = matmul(x, odd)
     result = solve(even - odd, even + odd)
-    for _ in range(halvings):
-        result = matmul(result, result)
+    for done in range(int(halvings.max(initial=0))):
+        squares, again = matmul(result, result), halvings > done
+        result = squares if again.all() else where(beside(A, again), squares, result)
     return result
 
 

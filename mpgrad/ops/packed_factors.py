@@ -154,16 +154,25 @@ def ldl_solve(LD: Tensor, pivots: Tensor, B: Tensor, *, hermitian: bool = False)
         hermitian: as given to ``ldl_factor``.
 
     Raises:
-        RuntimeError: the shapes do not fit.
+        RuntimeError: the shapes or dtypes do not fit, or a pivot is not a row of ``LD``.
         ImportError: SciPy is not installed.
     """
     check_square("ldl_solve", LD)
+    if pivots.dtype.kind not in "iu":
+        raise RuntimeError(f"linalg.ldl_solve: Expected pivots to be integers. Got {pivots.dtype}")
+    if LD.dtype != B.dtype:
+        raise RuntimeError(
+            "linalg.ldl_solve: Expected LD and B to have the same dtype, but found "
+            f"{LD.dtype} and {B.dtype}"
+        )
     if B.ndim < 2 or B.shape[-2] != LD.shape[-1] or pivots.shape != LD.shape[:-1]:
         raise RuntimeError(
             f"linalg.ldl_solve: {list(LD.shape)}, pivots {list(pivots.shape)} and B "
             f"{list(B.shape)} do not fit"
         )
     factors, rows, right = (on_host(x._array) for x in (LD, pivots, B))
+    if np.any((rows == 0) | (np.abs(rows) > LD.shape[-1])):  # LAPACK would write anywhere
+        raise RuntimeError(f"linalg.ldl_solve: pivots must be from 1 to {LD.shape[-1]} in size")
     solve = _lapack("trs", factors, hermitian)
     batch = np.broadcast_shapes(factors.shape[:-2], right.shape[:-2])
     size, columns = right.shape[-2:]

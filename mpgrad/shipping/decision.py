@@ -146,10 +146,7 @@ def _decide(
         why = f"in {cls.__qualname__}, {found.debugger}: it stops in this process"
         return _Entry(asked, Decision("client", why), found)
     if found.problems and asked is None:
-        why = f"in {cls.__qualname__}, {found.problems[0]}; {_PROMISE}"
-        if not found.is_inner:
-            why = _reason(cls, found.problems[0])
-        return _Entry(asked, Decision("client", why), found)
+        return _Entry(asked, Decision("client", _reason(cls, found.problems[0])), found)
     try:
         blob = _dump(cls, held, found)
     except Exception as error:  # pickling runs arbitrary user code, so anything may be raised

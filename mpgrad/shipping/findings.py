@@ -22,7 +22,6 @@ class Survey:
         is_promised: the class has ``run_on = "worker"``: workers import all installed packages.
         problems: why a worker's result could differ, in the order found; empty: it cannot.
         debugger: where it calls one, in words; such a problem is in ``problems``, too.
-        is_inner: the class is defined inside a function, which is the first of the problems.
         user_modules: names of the modules whose code must travel by value.
         module_reads: for each user module read as ``module.NAME``, (module, the names).
         whole_modules: ids of user modules that are read in a way that hides which names are used.
@@ -40,7 +39,6 @@ class Survey:
     is_promised: bool = False
     problems: list[str] = field(default_factory=list)
     debugger: str = ""
-    is_inner: bool = False
     user_modules: dict[str, types.ModuleType] = field(default_factory=dict)
     module_reads: dict[int, tuple[types.ModuleType, dict[str, Any]]] = field(default_factory=dict)
     whole_modules: set[int] = field(default_factory=set)
@@ -56,7 +54,7 @@ class Survey:
     @property
     def can_change_unseen(self) -> bool:
         """Whether it reads more than :meth:`is_current` compares."""
-        return len(self.problems) > self.is_inner
+        return bool(self.problems)
 
     def is_imported(self, namespace: Mapping[str, Any]) -> bool:
         """Whether workers import a module themselves; the code of all others travels by value."""

@@ -112,12 +112,6 @@ class _Surveyor:
         self._lineage: tuple[type, ...] = ()
 
     def run(self, cls: type[Function], held: tuple[type, ...]) -> Survey:
-        if "<locals>" in cls.__qualname__:
-            self._found.is_inner = True
-            self._problem(
-                "it is defined inside a function, whose variables it may share; define it at the "
-                "top level of a module"
-            )
         self._lineage = cls.__mro__
         self._visit(cls, cls.__name__)
         for other in held:

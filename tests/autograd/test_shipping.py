@@ -778,12 +778,32 @@ class TestImpure:
         decision = decide(custom("value = Custom.cache[0]", members="cache = [1.0]").Custom)
         assert "Custom has the attribute `cache`, a list" in decision.reason
 
-    def test_a_class_inside_a_function(self):
-        class Local(Function):
-            backward = staticmethod(lambda ctx, grad: grad)
+    def test_a_class_inside_a_function_is_looked_through_with_its_variables(self):
+        factor, factors = 2.0, [2.0]
 
-        assert "it is defined inside a function" in decide(Local).reason
-        assert "pass the value through ctx" not in decide(Local).reason
+        class Number(Function):
+            backward = staticmethod(lambda ctx, grad: grad * factor)
+
+        class List(Function):
+            backward = staticmethod(lambda ctx, grad: grad * factors[0])
+
+        before = decide(Number)
+        assert before.run_on == "worker"
+        factor = 3.0
+        assert decide(Number).code != before.code
+        assert "reads the closure variable `factors`, a list" in decide(List).reason
+
+    def test_a_variable_of_a_function_that_backward_sets(self):
+        calls = 0
+
+        class Counting(Function):
+            @staticmethod
+            def backward(ctx, grad):
+                nonlocal calls
+                calls += 1
+                return grad
+
+        assert decide(Counting).run_on == "client"
 
     def test_module_used_as_a_value(self, user_module, custom):
         settings = user_module("SCALE = 1.0").__name__

@@ -30,6 +30,9 @@ def test_a_matrix_that_cannot_be_is_a_linalg_error(compute) -> None:
         (lambda: mg.linalg.svd(mg.ones(2)), "at least 2 dimensions"),
         (lambda: mg.linalg.cross(mg.ones(2), mg.ones(2)), "must have length 3"),
         (lambda: mg.linalg.lu_factor(mg.zeros(2, 2)), "division by zero"),
+        # LAPACK would write behind the end of its arrays.
+        (lambda: mg.linalg.ldl_solve(mg.eye(2), mg.tensor([9, 1]), mg.ones(2, 1)), "from 1 to 2"),
+        (lambda: mg.linalg.ldl_solve(mg.eye(2), mg.tensor([0, 1]), mg.ones(2, 1)), "from 1 to 2"),
         (lambda: mg.fft.rfft(mg.ones(2) * 1j), "expects a real input"),
         (lambda: mg.fft.fft(mg.ones(2), 0), r"Invalid number of data points \(0\)"),
         (lambda: mg.fft.fft(mg.ones(2), norm="half"), "Invalid normalization mode"),
