@@ -32,6 +32,7 @@ COMMANDS = {
         "-m mpgrad run --nproc-per-node 2 --max-restarts 1 examples/elastic_digits.py 3 1"
     ),
     "parameter_server": "-m mpgrad run --nproc-per-node 4 examples/parameter_server.py",
+    "pipeline": "-m mpgrad run --nproc-per-node 3 examples/pipeline.py",
     "split_model": "-m mpgrad run --nproc-per-node 2 examples/split_model.py",
     "train_resnet18": "examples/train_resnet18.py --steps 4 --width 16",
 }

@@ -16,7 +16,7 @@ import numpy as np
 
 from mpgrad.distributed.generation import Generation
 from mpgrad.distributed.group_member import GroupTable
-from mpgrad.distributed.operation import Operation
+from mpgrad.distributed.operation import Operation, Work
 from mpgrad.distributed.rendezvous import RendezvousGuest, RendezvousHost, rank_name
 from mpgrad.errors import HostLost
 from mpgrad.scheduler.hosts.collective_steps import (
@@ -113,7 +113,7 @@ class _Carrier:
         if self.queues[peer]:
             frames = self.queues[peer].pop(0)
             if chance.random() < DOUBLED:
-                self._world.late.append((self.name, self.peers[peer], frames))
+                self._world.copies.append((self.name, self.peers[peer], frames))
             there.arrive(self.name, frames)
 
     def arrive(self, sender: str, frames: list[bytes]) -> None:
@@ -147,8 +147,11 @@ class _Process:
                     yield from self._step()
                 yield from self._barrier()
             except HostLost:
-                self.has_returned = False
+                if self.has_returned and (yield from self._has_ended()):
+                    yield from self._leave()
+                    return
                 yield from self._leave()
+                self.has_returned = False
             else:
                 yield from self._leave()
                 return
@@ -255,7 +258,15 @@ class _Process:
         own, other = np.zeros(1), np.zeros(1)
         steps = roll_call_steps(self.rank, self.world.ranks)
         self.has_returned = True
-        yield from self._collective(Operation("barrier", steps, own, other))
+        yield from self._collective(Operation("barrier", steps, own, other, is_end=True))
+
+    def _has_ended(self) -> Generator[Callable[[], bool], None, bool]:
+        assert self.generation is not None
+        member, work = self.generation.member, Work("end")
+        member.doubt_end(work)
+        yield work._done.is_set
+        self.world.asked += 1
+        return member.has_ended
 
 
 class ElasticWorld:
@@ -270,11 +281,16 @@ class ElasticWorld:
         self.begins = np.random.default_rng(seed).standard_normal(self.length)
         #: The turns after which somebody dies, one after another.
         self.deaths = [chance.randint(0, TURNS_MAX) for _ in range(chance.randint(0, DEATHS_MAX))]
+        #: The one rank that has died after its function had returned: the others may end without
+        #: the process that was started instead.
+        self.late: int | None = None
         self.listening: dict[str, _Carrier] = {}
         #: Copies of messages that come once more: the sender, the address, the message.
-        self.late: list[tuple[str, str, list[bytes]]] = []
+        self.copies: list[tuple[str, str, list[bytes]]] = []
         #: How many ranks took the state of a survivor, and messages were not read.
         self.taken_over = self.ignored = self.died = 0
+        #: How many ranks asked whether all had ended.
+        self.asked = 0
         self.processes = [_Process(self, rank) for rank in range(self.ranks)]
 
     def part(self, step: int, rank: int, state: Any) -> Any:
@@ -298,7 +314,7 @@ class ElasticWorld:
         """
         waiting: list[Callable[[], bool] | None] = [lambda: True] * self.ranks
         turns = 0
-        while any(waiting):
+        while any(is_over for rank, is_over in enumerate(waiting) if rank != self.late):
             turns += 1
             if turns > 100_000:
                 stuck = [rank for rank, is_over in enumerate(waiting) if is_over]
@@ -309,35 +325,42 @@ class ElasticWorld:
                 self.deaths[0] -= 1
                 if self.deaths[0] < 0:
                     self.deaths.pop(0)
-                    # The others may end without one that has nothing left to do.
-                    able = [p.rank for p in self.processes if not p.has_returned]
+                    able = [p.rank for p in self.processes if self._may_die(p, waiting[p.rank])]
                     if able:
                         self._kill(self.random.choice(able), waiting)
             self._turn(waiting)
         expected = self.expected().tobytes()
-        for process in self.processes:
-            if process.saved[:-1].tobytes() != expected:
+        for process, is_over in zip(self.processes, waiting, strict=True):
+            if is_over is None and process.saved[:-1].tobytes() != expected:
                 raise ElasticWorldFailure(f"seed {self.seed}: rank {process.rank} has other bits")
         return self
+
+    def _may_die(self, process: _Process, is_over: Callable[[], bool] | None) -> bool:
+        """Whether the others can end: what only one knows that dies, nobody can ask."""
+        if process.has_returned:
+            return is_over is not None and self.late in (None, process.rank)
+        return True
 
     def _kill(self, rank: int, waiting: list[Callable[[], bool] | None]) -> None:
         """The process ends; the launcher starts another one."""
         self.died += 1
+        if self.processes[rank].has_returned:
+            self.late = rank
         carrier = self.processes[rank].carrier
         if carrier is not None:
             for peer, queue in carrier.queues.items():
                 # Some of what it has sent is still read.
                 del queue[self.random.randint(0, len(queue)) :]
                 for frames in queue:
-                    self.late.append((carrier.name, carrier.peers[peer], frames))
+                    self.copies.append((carrier.name, carrier.peers[peer], frames))
             carrier.close(0)
         self.processes[rank] = _Process(self, rank)
         waiting[rank] = lambda: True
 
     def _turn(self, waiting: list[Callable[[], bool] | None]) -> None:
         chance = self.random.random()
-        if chance < LATE and self.late:
-            name, address, frames = self.late.pop(self.random.randrange(len(self.late)))
+        if chance < LATE and self.copies:
+            name, address, frames = self.copies.pop(self.random.randrange(len(self.copies)))
             if address in self.listening:
                 self.listening[address].arrive(name, frames)
         elif chance < LATE + AGAIN:

@@ -1,14 +1,17 @@
-"""One rank of ``scripts/stress hosts``: trains, calls and differentiates until a rank is lost.
+"""One rank of ``scripts/stress hosts``: trains, calls and differentiates, until it is told to end.
 
-Each round checks all bits against what this process computes alone. The last line says ``lost RANK
-ROUNDS`` and the error, or what was wrong.
+Each round checks all bits against what this process computes alone. A line says ``ready PID`` after
+the first one. When a rank is lost, a line says ``lost RANK ROUNDS`` and the error; then this rank
+leaves the others, and meets those that are left and the one that was started again.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
+from types import FrameType
 
 import numpy as np
 
@@ -25,8 +28,8 @@ RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 INPUTS = 4
 #: MiB of a bucket, so few that a backward has several.
 BUCKET_MB = 0.001
-#: Exit codes: a rank was lost, as it has to be; something was wrong.
-LOST, WRONG = 3, 4
+#: Exit codes: it was told to end; something was wrong.
+TOLD, WRONG = 0, 4
 
 weights = [
     mg.tensor(np.random.default_rng(k).standard_normal(16), requires_grad=True)
@@ -69,6 +72,9 @@ class Rounds:
         module = self._module()
         self.averages = [self._averages(module, number) for number in range(INPUTS)]
         self.differentiated = [self._differentiated(number) for number in range(INPUTS)]
+
+    def begin(self) -> None:
+        """Belong to the ranks that are here now."""
         self.model = DistributedDataParallel(self._module(), bucket_cap_mb=BUCKET_MB)
 
     def _module(self) -> nn.Module:
@@ -118,23 +124,47 @@ def _bits(tensor: mg.Tensor | None) -> bytes:
     return tensor.detach().numpy().tobytes()
 
 
+class _Told(SystemExit):
+    """The launcher has sent SIGTERM."""
+
+
+def end(number: int, frame: FrameType | None) -> None:
+    """SIGTERM has come."""
+    raise _Told(TOLD)
+
+
+def meet() -> None:
+    """Meet the ranks that are here now."""
+    rpc.init_rpc(f"rank{RANK}")
+    dist.init_process_group()
+
+
+def part() -> None:
+    """Leave the ranks of which one is lost."""
+    dist.destroy_process_group()
+    rpc.shutdown(graceful=False)
+
+
 def main() -> int:
-    """Run until a rank is lost."""
+    """Run until SIGTERM."""
     seed = int(sys.argv[1])
+    signal.signal(signal.SIGTERM, end)
     mg.set_engine(mg.Engine(random.Random(seed).choice(["local", "process"]), cpu_workers=1))
-    number = 0
+    rounds = Rounds(seed)
     try:
-        rpc.init_rpc(f"rank{RANK}")
-        dist.init_process_group()
-        rounds = Rounds(seed)
         while True:
-            rounds.run(number)
-            if number == 0:
-                print("ready", os.getpid(), flush=True)
-            number += 1
-    except HostLost as error:
-        print("lost", error.rank, number, error, flush=True)
-        return LOST
+            meet()
+            number = 0
+            try:
+                rounds.begin()
+                while True:
+                    rounds.run(number)
+                    if number == 0:
+                        print("ready", os.getpid(), flush=True)
+                    number += 1
+            except HostLost as error:
+                print("lost", error.rank, number, error, flush=True)
+            part()
     except AssertionError as error:
         print("wrong", error, "in round", number, flush=True)
         return WRONG

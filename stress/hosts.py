@@ -1,8 +1,9 @@
 """hosts: ranks of a program are killed or stopped at random instants, and strangers send frames.
 
 Three ranks average gradients, call each other and differentiate over each other (``host_program``).
-The promises: no bit is wrong before one dies, every other rank gets HostLost that names it (or a
-rank that has left because of it), all ends in time, and nothing is left.
+``mpgrad run`` starts those that die again, and they meet the others anew. The promises: no bit is
+wrong, every other rank gets HostLost that names the one that died (or a rank that has left because
+of it), all meet again and end in time, and nothing is left.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +30,10 @@ PROGRAM = Path(__file__).with_name("host_program.py")
 RANKS = 3
 #: Every so many deaths, a rank is stopped instead of killed: the others need 5 s to notice that.
 STOPS_EVERY = 10
-#: Seconds from the first rounds to the death, at most; from there to the end of all, at most.
+#: Deaths in one program.
+DEATHS = 20
+#: Seconds from the first rounds to the death, at most; from there until all ranks that are left
+#: have said so, until all are ready again, and until all have ended, at most.
 LIFE_S, END_S = 1.0, 90.0
 #: Frames that one connection of a stranger sends.
 FRAMES_AT_ONCE = 50
@@ -44,12 +50,18 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 class Tally:
     """The events of a run."""
 
+    programs: int = 0
     killed: int = 0
     stopped: int = 0
     rounds: int = 0
     frames: int = 0
     #: What was not as promised, in words.
     faults: list[str] = field(default_factory=list)
+
+    @property
+    def deaths(self) -> int:
+        """So far."""
+        return self.killed + self.stopped
 
 
 def _perform(options: argparse.Namespace) -> Verdict:
@@ -58,69 +70,133 @@ def _perform(options: argparse.Namespace) -> Verdict:
     before, deadline = Leftovers.now(), time.monotonic() + 60 * options.minutes
     with progress_bar() as progress:
         bar = progress.add_task("kills", total=options.kills)
-        for number in range(options.kills):
-            if time.monotonic() > deadline:
-                break
-            due = options.frames * (number + 1) // options.kills - tally.frames
-            how = signal.SIGSTOP if number % STOPS_EVERY == STOPS_EVERY - 1 else signal.SIGKILL
-            _one_death(chance, how, due, tally)
-            progress.advance(bar)
+        while tally.deaths < options.kills and time.monotonic() < deadline:
+            tally.programs += 1
+            with _Program(chance, tally) as program:
+                for _ in range(min(DEATHS, options.kills - tally.deaths)):
+                    due = options.frames * (tally.deaths + 1) // options.kills - tally.frames
+                    if time.monotonic() > deadline or not program.one_death(due):
+                        break
+                    progress.update(bar, completed=tally.deaths)
     left = left_since(before)
     figures = (
-        f"{tally.killed} ranks killed and {tally.stopped} stopped, of {RANKS} each; "
-        f"{tally.rounds} rounds with right bits, {tally.frames:,} frames of strangers, "
+        f"{tally.killed} ranks killed and {tally.stopped} stopped, of {RANKS}, in {tally.programs} "
+        f"programs; {tally.rounds} rounds with right bits, {tally.frames:,} frames of strangers, "
         f"{len(tally.faults)} faults{': ' if tally.faults else ''}{'; '.join(tally.faults[:3])}; "
         f"{left or 'nothing'} left"
     )
     return Verdict(not tally.faults and not left and tally.killed > 0, figures)
 
 
-def _one_death(chance: random.Random, how: signal.Signals, frames: int, tally: Tally) -> None:
-    """Start the ranks, let strangers send frames, and kill or stop one."""
-    seed = chance.randrange(10**6)
-    command = [sys.executable, "-m", "mpgrad", "run", "--nproc-per-node", str(RANKS)]
-    with subprocess.Popen(
-        [*command, str(PROGRAM), str(seed)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+class _Program:
+    """One program, whose ranks die one after another.
+
+    Args:
+        chance: of the seed, the instants and the victims.
+        tally: gets what happens.
+    """
+
+    def __init__(self, chance: random.Random, tally: Tally) -> None:
+        self._chance, self._tally = chance, tally
+        self._seed = chance.randrange(10**6)
+        command = [sys.executable, "-m", "mpgrad", "run", "--nproc-per-node", str(RANKS)]
+        command += ["--max-restarts", str(DEATHS), str(PROGRAM), str(self._seed)]
+        # What ranks say of themselves is part of what went wrong.
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        #: The process of each rank that is ready, and what ranks have said since the last death.
+        self._pids: dict[int, int] = {}
+        self._said: list[str] = []
+
+    def __enter__(self) -> _Program:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
         try:
-            assert process.stdout is not None
-            pids: dict[int, int] = {}
-            while len(pids) < RANKS:
-                line = process.stdout.readline()
-                ready = re.fullmatch(r"\[rank (\d+)\] ready (\d+)\n", line)
-                if ready is None:
-                    tally.faults.append(f"seed {seed}: {line.strip() or 'no rank is ready'}")
-                    return
-                pids[int(ready[1])] = int(ready[2])
-            tally.frames += _send_as_stranger(chance, frames, list(pids.values()))
-            time.sleep(chance.uniform(0.0, LIFE_S))
-            victim = chance.randrange(RANKS)
-            os.kill(pids[victim], how)
-            if how == signal.SIGKILL:
-                tally.killed += 1
-            else:
-                tally.stopped += 1
-            output, errors = process.communicate(timeout=END_S)
-        except subprocess.TimeoutExpired:
-            tally.faults.append(f"seed {seed}: not all has ended {END_S:g} s after {how.name}")
-            return
+            if self._are_ready():
+                self._process.send_signal(signal.SIGTERM)
+                with self._patience():
+                    output, _ = self._process.communicate()
+                # The first that leaves is lost for the others, which are told to end, too.
+                if self._process.returncode != 0 or "wrong" in output:
+                    self._note(f"ended with {self._process.returncode}: {output[-300:]}")
         finally:
-            process.kill()  # its ranks end with it
-    _judge(seed, victim, output, errors, tally)
+            self._process.kill()  # its ranks end with it
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
 
+    def one_death(self, frames: int) -> bool:
+        """Let strangers send frames, and kill or stop a rank; whether the program goes on."""
+        if not self._are_ready():
+            return False
+        chance, tally = self._chance, self._tally
+        tally.frames += _send_as_stranger(chance, frames, list(self._pids.values()))
+        time.sleep(chance.uniform(0.0, LIFE_S))
+        victim = chance.randrange(RANKS)
+        pid = self._pids.pop(victim)
+        is_stop = tally.deaths % STOPS_EVERY == STOPS_EVERY - 1
+        os.kill(pid, signal.SIGSTOP if is_stop else signal.SIGKILL)
+        tally.stopped, tally.killed = tally.stopped + is_stop, tally.killed + (not is_stop)
+        self._said.clear()
+        others = {*range(RANKS)} - {victim}
+        is_heard = self._hear(lambda: others <= {int(rank) for rank, _ in self._lost()})
+        self._judge(victim)
+        if is_stop and is_heard:  # it is started again only if it dies
+            os.kill(pid, signal.SIGKILL)
+        self._pids.clear()
+        return is_heard
 
-def _judge(seed: int, victim: int, output: str, errors: str, tally: Tally) -> None:
-    lost = dict(re.findall(r"^\[rank (\d)\] lost (\d+ \d+ .*)$", output, re.MULTILINE))
-    for rank in sorted({*range(RANKS)} - {victim}):
-        who, rounds, error = lost.get(str(rank), "- 0 -").split(maxsplit=2)
-        if who == str(victim) or f"after rank {victim} was lost" in error:
-            tally.rounds += int(rounds)
-        else:
-            said = re.findall(rf"^\[rank {rank}\] (.*)$", output + errors, re.MULTILINE)
-            tally.faults.append(f"seed {seed}: rank {victim} died, rank {rank} said {said[-1:]}")
+    def _judge(self, victim: int) -> None:
+        lost = dict(self._lost())
+        for rank in sorted({*range(RANKS)} - {victim}):
+            who, rounds, error = lost.get(str(rank), "- 0 -").split(maxsplit=2)
+            if who == str(victim) or f"after rank {victim} was lost" in error:
+                self._tally.rounds += int(rounds)
+            else:
+                said = [line for line in self._said if line.startswith(f"[rank {rank}]")]
+                self._note(f"rank {victim} died, rank {rank} said {said[-1:]}")
+
+    def _lost(self) -> list[tuple[str, str]]:
+        lines = "".join(self._said)
+        return re.findall(r"^\[rank (\d)\] lost (\d+ \d+ .*)$", lines, re.MULTILINE)
+
+    def _are_ready(self) -> bool:
+        def are_here() -> bool:
+            found = re.fullmatch(r"\[rank (\d+)\] ready (\d+)\n", (self._said or [""])[-1])
+            if found:
+                self._pids[int(found[1])] = int(found[2])
+            return len(self._pids) == RANKS
+
+        if self._hear(are_here):
+            return True
+        self._note(f"only {sorted(self._pids)} are ready: {self._said[-3:]}")
+        return False
+
+    def _hear(self, is_enough: Callable[[], bool]) -> bool:
+        """Read until it is enough; False at the end of the output, or of the patience."""
+        assert self._process.stdout is not None
+        with self._patience():
+            while not is_enough():
+                line = self._process.stdout.readline()
+                if not line:
+                    return False
+                self._said.append(line)
+        return True
+
+    @contextlib.contextmanager
+    def _patience(self) -> Iterator[None]:
+        """End all once it has lasted for ``END_S``."""
+        timer = threading.Timer(END_S, self._process.kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _note(self, fault: str) -> None:
+        self._tally.faults.append(f"seed {self._seed}: {fault}")
 
 
 # ---------------------------------------------------------------------------- strangers

@@ -25,7 +25,7 @@ from mpgrad.distributed.process_group import (
     is_torchelastic_launched,
     renew_process_group,
 )
-from mpgrad.distributed.reductions import barrier
+from mpgrad.distributed.reductions import barrier_operation
 from mpgrad.distributed.world import is_shared, restarts_max
 from mpgrad.errors import HostLost
 from mpgrad.nn.module import Module
@@ -231,12 +231,18 @@ def run(
     def again_and_again(state: State, /, *args: P.args, **kwargs: P.kwargs) -> R:
         _check(state)
         while True:
+            has_returned = False
             try:
                 state.sync()
                 result = function(state, *args, **kwargs)
-                barrier()  # those that are ready have to be there as long as one may die
+                has_returned = True
+                # Those that are ready have to be there as long as one may die.
+                group = group_of(None)
+                group.start(barrier_operation(group, is_end=True)).wait()
                 return result
             except HostLost:
+                if has_returned and group_of(None).has_ended():
+                    return result  # others know that all have, and may have gone
                 if restarts_max() == 0:
                     raise
             # The error has led to the frames of the function, and to the hooks of its models.

@@ -15,6 +15,10 @@ from mpgrad.errors import CollectiveTimeout, HostLost, MpgradError, ProtocolErro
 from mpgrad.scheduler.hosts.collective_state import SegmentsArrived
 from mpgrad.scheduler.hosts.host_membership import (
     AcknowledgeFarewell,
+    AskForEnd,
+    EndDoubted,
+    EndInquired,
+    EndReached,
     FailCollectives,
     FarewellSeen,
     HostMembership,
@@ -30,6 +34,8 @@ from mpgrad.scheduler.hosts.host_membership import (
 from mpgrad.scheduler.hosts.reduction_tree import Send, Step
 from mpgrad.wire.hosts import (
     Disagreement,
+    EndAsked,
+    EndTold,
     Farewell,
     FarewellRead,
     HostMessage,
@@ -108,6 +114,9 @@ class GroupMember:
         self._parcels: dict[tuple[int, int, int], list[tuple[str, Frames]]] = {}
         self._receives: dict[tuple[int, int, int], list[PendingReceive]] = {}
         self._held = 0
+        #: How many ends this rank has come to; who waits for what others know of the last one.
+        self._end = 0
+        self._doubt: Work | None = None
         #: How the ranks turned out to do different things.
         self._disagreement = ""
         #: Makes the error of every collective, once the group cannot go on.
@@ -121,6 +130,7 @@ class GroupMember:
         """Begin a collective of a group that this rank belongs to."""
         number = self._next.get(table.number, 0)
         self._next[table.number] = number + 1
+        self._end += operation.is_end
         if self._broken is not None:
             operation.work.end(self._broken(operation.what))
             return
@@ -156,6 +166,16 @@ class GroupMember:
             return
         self._receives.setdefault(key, []).append(receive)
         self._note(PeerAwaited(key[1]))
+
+    def doubt_end(self, work: Work) -> None:
+        """Ask the others for the end that this rank has come to; then ``has_ended`` is right."""
+        self._doubt = work
+        self._note(EndDoubted())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all ranks are known to have come to the end that this one has come to."""
+        return 0 < self._end <= self.membership.ends
 
     def attach(self, calls: CallsPart) -> None:
         """From now on ``calls`` gets the messages of remote calls."""
@@ -196,6 +216,12 @@ class GroupMember:
             self._part_from(sender, message)
         elif isinstance(message, FarewellRead):
             self._note(FarewellSeen(sender))
+        elif isinstance(message, EndAsked):
+            # First the loss: whoever answers that it does not know does not learn it by itself.
+            self._note(LossTold(message.lost, message.cause))
+            self._note(EndInquired(sender))
+        elif isinstance(message, EndTold):
+            self._note(EndReached(message.ends, sender))
         elif isinstance(message, Loss):
             self._note(LossTold(message.rank, message.cause))
         elif not isinstance(message, RpcMessage):
@@ -287,6 +313,8 @@ class GroupMember:
                 return
         if operation.state.is_complete:
             del self._running[key]
+            if operation.is_end:
+                self._note(EndReached(self._end))
             operation.work.end(None)
 
     def _part_from(self, sender: int, message: Farewell) -> None:
@@ -295,6 +323,7 @@ class GroupMember:
             self._note(LossTold(message.lost, message.cause))
         if message.disagreement:
             self._disagree(message.disagreement, tell=None)
+        self._note(EndReached(message.ends))
         self._note(PeerLeft(sender))
         why = f" after rank {message.lost} was lost" if message.lost >= 0 else ""
         self._part(sender, f"it has left the group{why}")
@@ -349,12 +378,21 @@ class GroupMember:
                 self.tell(instruction.rank, self._farewell())
             elif isinstance(instruction, AcknowledgeFarewell):
                 self.tell(instruction.rank, FarewellRead())
+            elif isinstance(instruction, AskForEnd):
+                loss = self.membership.loss
+                assert loss is not None
+                self.tell(instruction.rank, EndAsked(loss.rank, loss.cause))
+            else:
+                self.tell(instruction.rank, EndTold(self.membership.ends))
+        if self._doubt is not None and not self.membership.unanswered:
+            self._doubt.end(None)
+            self._doubt = None
 
     def _farewell(self) -> Farewell:
         loss = self.membership.loss
         if loss is not None:
-            return Farewell(loss.rank, loss.cause)
-        return Farewell(disagreement=self._disagreement)
+            return Farewell(loss.rank, loss.cause, ends=self.membership.ends)
+        return Farewell(disagreement=self._disagreement, ends=self.membership.ends)
 
     def _disagree(self, text: str, *, tell: GroupTable | None) -> None:
         """The ranks do not do the same: nothing of it can be mended."""

@@ -109,6 +109,7 @@ class Operation:
         target: what is received, in the same way; may be ``source`` itself.
         combine: adds a received range to the own one.
         finish: called with nothing where the caller waits, once all steps are done.
+        is_end: all ranks end with it what they run together.
     """
 
     def __init__(
@@ -122,8 +123,9 @@ class Operation:
         target_cuts: int = 1,
         combine: Combine = np.add,
         finish: Callable[[], None] | None = None,
+        is_end: bool = False,
     ) -> None:
-        self.what = what
+        self.what, self.is_end = what, is_end
         self.state = CollectiveState(steps)
         self.work = Work(what, finish)
         self._source, self._target = source, target

@@ -96,6 +96,15 @@ class ProcessGroup:
         self._thread.ask(lambda: self._thread.member.collect(self._table, sender, tag, receive))
         return work
 
+    def has_ended(self) -> bool:
+        """Whether all ranks have come to the end that this one has come to, as far as any knows.
+
+        Where a rank was lost as this one waited for the end of the others, it asks them.
+        """
+        member, work = self._thread.member, Work("end")
+        self._thread.ask(lambda: member.doubt_end(work))
+        return work.wait() and member.has_ended
+
     def __repr__(self) -> str:
         return f"<ProcessGroup of ranks {list(self.ranks)}, here {self._rank}>"
 

@@ -232,11 +232,16 @@ def barrier(group: ProcessGroup | None = None, async_op: bool = False) -> Work |
     group = group_of(group)
     if group.rank() < 0:
         return None
-    steps = all_reduce_steps(group.rank(), group.size())
-    nothing = np.empty(0, np.uint8)
-    cuts = segments(group.size())
-    operation = Operation("barrier", steps, nothing, nothing, source_cuts=cuts, target_cuts=cuts)
-    return started(group, operation, None, async_op)
+    return started(group, barrier_operation(group), None, async_op)
+
+
+def barrier_operation(group: ProcessGroup, *, is_end: bool = False) -> Operation:
+    """Done once all ranks of the group have begun it; ``is_end`` as in Operation."""
+    steps, cuts = all_reduce_steps(group.rank(), group.size()), segments(group.size())
+    none = np.empty(0, np.uint8)
+    return Operation(
+        "barrier", steps, none, none, source_cuts=cuts, target_cuts=cuts, is_end=is_end
+    )
 
 
 def monitored_barrier(

@@ -11,7 +11,7 @@ import msgspec
 
 from mpgrad.errors import ProtocolError
 
-HOSTS_PROTOCOL = 2
+HOSTS_PROTOCOL = 3
 
 #: No head is longer.
 HEAD_BYTES_MAX = 1024 * 1024
@@ -73,6 +73,8 @@ class Farewell(_Head, frozen=True, array_like=True, tag=6):
     cause: str = ""
     #: What else it knows that has ended the group.
     disagreement: str = ""
+    #: How many ends it knows to have come; see EndAsked.
+    ends: int = 0
 
 
 class Loss(_Head, frozen=True, array_like=True, tag=7):
@@ -91,6 +93,19 @@ class Disagreement(_Head, frozen=True, array_like=True, tag=8):
 
 class FarewellRead(_Head, frozen=True, array_like=True, tag=9):
     """The sender has read the receiver's farewell."""
+
+
+class EndAsked(_Head, frozen=True, array_like=True, tag=25):
+    """The sender has lost a rank, and asks whether all had ended what they run together."""
+
+    lost: int
+    cause: str
+
+
+class EndTold(_Head, frozen=True, array_like=True, tag=26):
+    """The answer: how often all ranks of this generation have ended what they run together."""
+
+    ends: int
 
 
 class RpcReady(_Head, frozen=True, array_like=True, tag=10):
@@ -247,6 +262,8 @@ HostMessage: TypeAlias = (
     | FarewellRead
     | Loss
     | Disagreement
+    | EndAsked
+    | EndTold
     | RpcMessage
 )
 

@@ -347,6 +347,69 @@ def test_a_rank_is_not_started_again_once_another_has_ended(tmp_path: Path) -> N
     assert "it is not started again, since rank 0 has ended" in ran.errors
 
 
+RETURNS = """
+import datetime, os, signal, sys, threading
+from pathlib import Path
+import mpgrad.distributed as dist
+from mpgrad.distributed import elastic
+from mpgrad.distributed.group_member import GroupMember
+from mpgrad.distributed.operation import Operation
+
+RANK, here, stays = os.environ["RANK"], Path(sys.argv[1]), sys.argv[2] == "stays"
+if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+    sys.exit()  # it would wait for the others in vain
+
+def wait_for(name):
+    while not (here / name).exists():
+        pass
+
+def die():
+    wait_for("2")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+outgoing, tell = Operation.outgoing, GroupMember.tell
+sent = 0
+
+def counts(operation, step):
+    global sent
+    sent += operation.is_end and step.peer == 1
+    return outgoing(operation, step)
+
+def tells(member, rank, message, frames=()):
+    if sent == 2 and rank == 1:
+        threading.Thread(target=die).start()
+    else:
+        tell(member, rank, message, frames)
+
+if RANK == "0":  # its last message to rank 1 is never sent, and all others are
+    Operation.outgoing, GroupMember.tell = counts, tells
+dist.init_process_group(timeout=datetime.timedelta(seconds=20))
+result = elastic.run(lambda state: state.step)(elastic.State(step=3))
+(here / RANK).write_text(str(result))
+if RANK == "0":
+    signal.pause()
+if RANK == "2" and stays:
+    wait_for("1")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["stays", "leaves"])
+def test_a_rank_dies_once_the_function_has_returned_on_all(tmp_path: Path, other: str) -> None:
+    before = Leftovers.now()
+    ran = run_ranks(
+        tmp_path, RETURNS, 3, "--max-restarts", "1", script_arguments=[str(tmp_path), other]
+    )
+    assert [(tmp_path / rank).read_text() for rank in "12"] == ["3", "3"], ran.errors
+    assert "rank 0 (process " in ran.errors
+    assert "RendezvousTimeout" not in ran.errors
+    # Rank 0 is not started again where rank 2 has ended before.
+    assert ran.code in ((0,) if other == "stays" else (0, 128 + signal.SIGKILL))
+    assert not left_since(before)
+
+
 def test_run_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     train = elastic.run(lambda state: None)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from mpgrad.distributed.generation import Generation
+from mpgrad.distributed.group_member import GroupMember
 from mpgrad.distributed.rendezvous import RendezvousGuest
 from mpgrad.scheduler.hosts.host_membership import (
     HostJoined,
@@ -28,8 +29,15 @@ def test_all_ranks_end_with_the_bits_of_a_run_in_which_nobody_died(seeds: range)
 def test_many_worlds() -> None:
     worlds = run_worlds(range(1_000, 11_000))
     assert sum(world.died for world in worlds) > 10_000
+    assert sum(world.asked for world in worlds) > 1_000
     assert sum(world.taken_over for world in worlds) > 5_000
     assert sum(world.ignored for world in worlds) > 10_000
+
+
+def test_a_death_after_the_function_has_returned_ends_the_others() -> None:
+    # Some had ended, and others waited for the dead rank, which they would have met again.
+    worlds = run_worlds(range(52, 53)) + run_worlds(range(489, 490))
+    assert all(world.late is not None and world.asked > 0 for world in worlds)
 
 
 def run_worlds(seeds: range) -> list[ElasticWorld]:
@@ -104,10 +112,15 @@ def a_death_right_after_the_meeting_is_forgotten(patch: pytest.MonkeyPatch) -> N
     patch.setattr(RendezvousGuest, "take", take)
 
 
+def nobody_knows_that_all_have_returned(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GroupMember, "has_ended", False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "plant",
     [
+        nobody_knows_that_all_have_returned,
         former_generations_are_read,
         the_one_that_is_behind_is_followed,
         a_rank_that_was_started_again_is_refused,

@@ -55,6 +55,7 @@ OF_SEVERAL_RANKS = (
     "elastic_digits.py",
     "split_model.py",
     "parameter_server.py",
+    "pipeline.py",
 )
 
 
@@ -142,7 +143,8 @@ def test_the_death_of_a_rank_changes_no_bit() -> None:
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "argument", "ranks"), [("split_model.py", "1", "2"), ("parameter_server.py", "5", "4")]
+    ("name", "argument", "ranks"),
+    [("split_model.py", "1", "2"), ("parameter_server.py", "5", "4"), ("pipeline.py", "1", "3")],
 )
 def test_several_hosts_end_with_the_bits_of_one(name: str, argument: str, ranks: str) -> None:
     pytest.importorskip("sklearn")

@@ -201,6 +201,23 @@ class LeaveRequested(NamedTuple):
     """This rank wants to go."""
 
 
+class EndReached(NamedTuple):
+    """The number of an end that all ranks have come to, as this one or ``rank`` knows."""
+
+    ends: int
+    rank: int = -1
+
+
+class EndDoubted(NamedTuple):
+    """This rank has come to an end, and has lost a rank since: do others know that all came?"""
+
+
+class EndInquired(NamedTuple):
+    """A rank asks which ends this one knows of."""
+
+    rank: int
+
+
 class TellLoss(NamedTuple):
     """Tell all ranks: this one is lost."""
 
@@ -227,10 +244,32 @@ class AcknowledgeFarewell(NamedTuple):
     rank: int
 
 
+class AskForEnd(NamedTuple):
+    """Ask ``rank`` which ends it knows of."""
+
+    rank: int
+
+
+class AnswerForEnd(NamedTuple):
+    """Tell ``rank`` which ends this one knows of."""
+
+    rank: int
+
+
 MembershipEvent: TypeAlias = (
-    PeerDisconnected | PeerLeft | FarewellSeen | LossTold | PeerAwaited | LeaveRequested
+    PeerDisconnected
+    | PeerLeft
+    | FarewellSeen
+    | LossTold
+    | PeerAwaited
+    | LeaveRequested
+    | EndReached
+    | EndDoubted
+    | EndInquired
 )
-MembershipInstruction: TypeAlias = TellLoss | FailCollectives | SayFarewell | AcknowledgeFarewell
+MembershipInstruction: TypeAlias = (
+    TellLoss | FailCollectives | SayFarewell | AcknowledgeFarewell | AskForEnd | AnswerForEnd
+)
 
 #: Why a collective fails that awaits a rank which has left.
 HAS_LEFT = "it has left the group, and others still wait for it"
@@ -251,6 +290,10 @@ class HostMembership:
         self._unread: set[int] | None = None
         #: The first rank that was lost, and why.
         self.loss: FailCollectives | None = None
+        #: The highest number of an end that all ranks are known to have come to.
+        self.ends = 0
+        #: The ranks that have not said which ends they know of.
+        self.unanswered: set[int] = set()
 
     @property
     def may_go(self) -> bool:
@@ -259,10 +302,20 @@ class HostMembership:
 
     def handle_event(self, event: MembershipEvent) -> list[MembershipInstruction]:
         """What follows."""
+        present = [rank for rank in self._others if rank not in self._disconnected]
         if isinstance(event, LeaveRequested):
-            present = [rank for rank in self._others if rank not in self._disconnected]
             self._unread = set(present)
             return [SayFarewell(rank) for rank in present]
+        if isinstance(event, EndReached):
+            self.ends = max(self.ends, event.ends)
+            self.unanswered.discard(event.rank)
+            return []
+        if isinstance(event, EndDoubted):
+            # One that has left has said it in its farewell.
+            self.unanswered = set(present) - self._left
+            return [AskForEnd(rank) for rank in present if rank in self.unanswered]
+        if isinstance(event, EndInquired):
+            return [AnswerForEnd(event.rank)]
         if isinstance(event, LossTold):  # this rank itself may be meant
             return self._lose(event.rank, event.cause)
         rank = event.rank
@@ -270,6 +323,7 @@ class HostMembership:
             return []
         if isinstance(event, PeerLeft):
             self._left.add(rank)
+            self.unanswered.discard(rank)
             return [AcknowledgeFarewell(rank)]
         if isinstance(event, PeerAwaited):
             return self._lose(rank, HAS_LEFT, tells=True) if rank in self._left else []
@@ -278,6 +332,7 @@ class HostMembership:
         if isinstance(event, FarewellSeen):
             return []
         self._disconnected.add(rank)
+        self.unanswered.discard(rank)
         return [] if rank in self._left else self._lose(rank, event.cause, tells=True)
 
     def _lose(self, rank: int, cause: str, *, tells: bool = False) -> list[MembershipInstruction]:
