@@ -105,6 +105,9 @@ _NAMES_OF = {
     "mpgrad.ops.linalg": "matmul mm bmm dot inner vdot mv outer ger tensordot addmm baddbmm",
     "mpgrad.ops.joining": "broadcast_tensors concat concatenate hstack meshgrid row_stack vstack",
     "mpgrad.ops.einsum": "einsum",
+    "mpgrad.ops.aliases": (
+        "asarray chain_matmul fix is_conj is_neg is_nonzero is_same_size narrow_copy range vander"
+    ),
     "mpgrad.ops.arrangements": (
         "atleast_1d atleast_2d atleast_3d cartesian_prod cdist combinations cross diag_embed "
         "fliplr flipud kron take_along_dim tile"
@@ -156,6 +159,20 @@ _NAMES_OF = {
     "mpgrad.ops.convolution": "conv2d",
     "mpgrad.ops.pooling": "max_pool2d",
     "mpgrad.ops.dropout": "dropout",
+    "mpgrad.nn.functional": (
+        "adaptive_avg_pool1d avg_pool1d bilinear celu channel_shuffle conv1d conv3d "
+        "conv_transpose1d conv_transpose2d conv_transpose3d group_norm hardshrink layer_norm "
+        "max_pool1d max_pool3d pairwise_distance pdist pixel_shuffle pixel_unshuffle prelu "
+        "rms_norm rrelu selu threshold"
+    ),
+    "mpgrad.tensor_methods.in_place_functions": (
+        "abs_ acos_ acosh_ addmv_ arccos_ arccosh_ arcsin_ arcsinh_ arctan_ arctanh_ "
+        "as_strided_ asin_ asinh_ atan_ atanh_ ceil_ clamp_ clamp_max_ clamp_min_ clip_ "
+        "conj_physical_ cos_ cosh_ deg2rad_ detach_ erf_ erfc_ exp2_ exp_ expm1_ fill_ fix_ floor_ "
+        "frac_ gcd_ i0_ index_put_ lcm_ ldexp_ log10_ log1p_ log2_ log_ logit_ nan_to_num_ neg_ "
+        "negative_ rad2deg_ reciprocal_ relu_ resize_as_ round_ rsqrt_ sigmoid_ sin_ sinc_ "
+        "sinh_ sqrt_ square_ tan_ tanh_ trunc_ xlogy_ zero_"
+    ),
     "mpgrad.serialization": "save load",
     "mpgrad.func": "vmap",
     "mpgrad.backends.matmul_precision": (

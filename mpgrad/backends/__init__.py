@@ -35,7 +35,7 @@ matrices       inv solve(a, b) det cholesky logabsdet detsign eigh eig svd(x, fu
                qr(x, mode) eliminated (both triangles of LU): of the last two dimensions
 Fourier        fourier(x, axes, forward, scale) real_fourier(x, axes, scale)
                fourier_of_real(x, axes, length, scale)
-signs          copysign fmod heaviside gcd lcm signbit
+signs          copysign fmod gcd lcm signbit
 bits           nextafter(a, b) frexp(x): mantissa and exponent; left_shift right_shift
 special        special(name, *operands): SciPy's function of that name
 pooling        max_pool2d max_pool2d_input_grad avg_pool2d avg_pool2d_input_grad

@@ -356,7 +356,7 @@ class CpuBackend(cpu_matrices.Matrices):
         if indices:
             # Unbuffered and in the order of the elements, so that repeated indices sum up the same
             # way each time.
-            cpu_views.add_at(out, complete_key(key, indices), x)
+            cpu_views.accumulate_at(np.add, out, complete_key(key, indices), x)
         else:
             out[complete_key(key, ())] = x
         return out

@@ -15,7 +15,6 @@ Array = np.ndarray[Any, Any]
 class Matrices:
     """Linear maps, and functions of the last two dimensions: a part of ``backends.cpu``."""
 
-    heaviside = np.heaviside
     gcd, lcm, signbit = np.gcd, np.lcm, np.signbit
 
     fourier, real_fourier = transforms.fourier, transforms.real_fourier

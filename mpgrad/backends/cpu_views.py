@@ -164,9 +164,15 @@ def scatter_along_axis(xp: CpuBackend, x: Array, indices: Array, axis: int, size
     return out
 
 
-def add_at(out: Array, places: tuple[Any, ...], x: Array) -> None:
-    """``out[places] += x``, in the order of the elements, so that repeated places add up."""
-    if out.ndim > AT_MOST:
+def accumulate_at(ufunc: np.ufunc, out: Array, places: tuple[Any, ...], x: Array) -> None:
+    """``out[places] = ufunc(out[places], x)``, in the order of the elements, so that repeated
+    places accumulate.
+
+    Args:
+        out: C-contiguous.
+        x: of the shape of ``out[places]``.
+    """
+    if max(out.ndim, x.ndim) > AT_MOST:
         places = (np.arange(out.size).reshape(out.shape)[places].reshape(-1),)
         out, x = out.reshape(-1), x.reshape(-1)
-    np.add.at(out, places, x)
+    ufunc.at(out, places, x)

@@ -27,7 +27,7 @@ def max_pool2d(
 ) -> tuple[Array, Array]:
     """The largest element of each window, and its position in the flattened image.
 
-    The first one wins a tie, as in PyTorch; a NaN always wins.
+    As in PyTorch, the first one wins a tie, and the last NaN wins against all.
     """
     size = tuple(
         output_length(x.shape[2 + k], kernel[k], stride[k], padding[k], dilation[k]) for k in (0, 1)
@@ -38,7 +38,7 @@ def max_pool2d(
     np.copyto(values, taps[0])
     for tap in taps[1:]:
         np.maximum(values, tap, out=values)
-    winners = _first_equal(taps, values, _taps_inside(x.shape, kernel, stride, padding, dilation))
+    winners = _winners(taps, values, _taps_inside(x.shape, kernel, stride, padding, dilation))
     return values, _flat_positions(xp, winners, x.shape, kernel, stride, padding, dilation)
 
 
@@ -60,16 +60,18 @@ def max_pool2d_input_grad(
     return xp.reshape(spread, input_shape)
 
 
-def _first_equal(taps: list[Array], values: Array, inside: list[Array]) -> Array:
-    """For each window the number of the first tap that equals its value, without branches."""
+def _winners(taps: list[Array], values: Array, inside: list[Array]) -> Array:
+    """For each window the number of the first tap that equals its value, or of its last NaN."""
     missed = np.ones(values.shape, bool)
     number = np.zeros(values.shape, np.int64)
     for tap, valid in zip(taps[:-1], inside, strict=False):
         hit = tap == values
-        hit |= tap != tap
         hit &= valid
         missed &= ~hit
         number += missed
+    if np.isnan(values).any():
+        for tap_number, (tap, valid) in enumerate(zip(taps, inside, strict=True)):
+            number[np.isnan(tap) & valid] = tap_number
     return number
 
 

@@ -417,7 +417,7 @@ class CudaBackend:
     def eliminated(self, x: Any) -> Any:
         return cpu_matrices.eliminated(self.arrays, x)
 
-    copysign, fmod, heaviside = _same("copysign"), _same("fmod"), _same("heaviside")
+    copysign, fmod = _same("copysign"), _same("fmod")
     gcd, lcm, signbit = _same("gcd"), _same("lcm"), _same("signbit")
     nextafter, frexp = _same("nextafter"), _same("frexp")
     left_shift, right_shift = _same("left_shift"), _same("right_shift")

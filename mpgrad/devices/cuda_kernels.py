@@ -81,7 +81,7 @@ SOURCES: dict[str, KernelSource] = {
     "mpgrad_complex_sign": KernelSource(
         "T x", "T out", "auto size = abs(x); out = size == 0 ? x : x / size;"
     ),
-    # The first of the largest elements, or the first NaN.
+    # The first of the largest elements, or the last NaN.
     "mpgrad_max_pool": KernelSource(
         f"raw T images, {_DILATED}",
         "T value, int64 position",
@@ -90,8 +90,7 @@ SOURCES: dict[str, KernelSource] = {
             _EACH_TAP,
             """
             T candidate = images[image * height * width + place];
-            bool is_nan = candidate != candidate;
-            if (!found || candidate > value || (is_nan && value == value)) {
+            if (!found || candidate > value || candidate != candidate) {
                 value = candidate;
                 position = place;
                 found = true;

@@ -18,7 +18,7 @@ from mpgrad.dispatch.operator_call import cpu
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.lowered_formulas import LoweredFormulas
 from mpgrad.graph.node import InputMetadata
-from mpgrad.graph.registry import OPERATORS, RESULTS
+from mpgrad.graph.registry import RESULTS
 
 
 class GraphSource:
@@ -202,8 +202,6 @@ class GraphSource:
             self._write(f"if saved is None: n{self._at}.saved  # raises")
         results = self._write_rule(node, inputs, expected, results, computed)
         made = [result for result in results if result and result != grad]
-        if node.operator.name not in OPERATORS:
-            self._optional.update(made)
         for nr, result in enumerate(results):
             if result in made:
                 self._write_check(name, nr, result, expected[nr])
@@ -243,6 +241,7 @@ class GraphSource:
                 grads.append(one or zeros)
         needs = tuple([meta is not None for meta in expected])
         unpacked = listed([result or "_" for result in results])
+        self._optional.update([result for result in results if result and result != grad])
         self._write(f"{unpacked} = n{self._at}.apply(xp, [{', '.join(grads)}], {needs})")
         return results
 
@@ -266,6 +265,7 @@ class GraphSource:
         lowered = self.formulas.lines(node, self._at, nr, grad, expected)
         if lowered is None:
             self._write(f"{name} = {self._formula(node, nr, grad)}")
+            self._optional.add(name)
             return name
         for line in lowered[0]:
             self._write(line)

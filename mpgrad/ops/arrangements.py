@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends.broadcasting import broadcast_shape
 from mpgrad.ops.arithmetic import add, mul, sub
 from mpgrad.ops.choices import where
 from mpgrad.ops.comparison import lt
@@ -170,19 +171,27 @@ def length_of(difference: Tensor, p: float) -> Tensor:
 
 
 def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
-    """The cross product of vectors of length 3 along ``dim`` (the first such, if it is None).
+    """The cross product of vectors of length 3 along ``dim``; other dimensions broadcast.
+
+    Args:
+        dim: if it is None, the first dimension of ``input`` that has length 3.
 
     Raises:
-        RuntimeError: a vector has another length.
+        RuntimeError: a vector has another length, or the numbers of dimensions differ.
     """
-    input, other = broadcast_tensors(input, other)
     if dim is None:
         if 3 not in input.shape:
             raise RuntimeError("no dimension of size 3 in input")
         dim = tuple(input.shape).index(3)
+    if input.ndim != other.ndim:
+        raise RuntimeError("linalg.cross: inputs must have the same number of dimensions.")
     dim = one_dim(dim, input.ndim)
-    if input.shape[dim] != 3:
-        raise RuntimeError(f"cross: inputs dimension {dim} must have length 3")
+    if input.shape[dim] != 3 or other.shape[dim] != 3:
+        raise RuntimeError(
+            f"linalg.cross: inputs dimension {dim} must have length 3. "
+            f"Got {input.shape[dim]} and {other.shape[dim]}"
+        )
+    input, other = broadcast_tensors(input, other)
     after, before = (beside(input, np.array(places)) for places in ([1, 2, 0], [2, 0, 1]))
     return sub(
         mul(index_select(input, dim, after), index_select(other, dim, before)),
@@ -211,6 +220,10 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Te
     """The elements at ``indices`` along ``dim`` (of the flattened input, if it is None).
 
     The other dimensions of both broadcast. Negative indices count from the end.
+
+    Raises:
+        RuntimeError: ``indices`` are not int64, have more or fewer dimensions than ``input``, or do
+            not broadcast.
     """
     if indices.dtype != np.int64:
         raise RuntimeError(
@@ -218,8 +231,13 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Te
         )
     if dim is None:
         input, indices, dim = reshape(input, -1), reshape(indices, -1), 0
+    if input.ndim != indices.ndim:
+        raise RuntimeError(
+            "take_along_dim(): input and indices should have the same number of dimensions, but "
+            f"got {input.ndim} dimensions for input, and {indices.ndim} dimensions for indices"
+        )
     dim = one_dim(dim, input.ndim)
-    common = np.broadcast_shapes(
+    common = broadcast_shape(
         *(tuple(1 if d == dim else n for d, n in enumerate(x.shape)) for x in (input, indices))
     )
     along = [

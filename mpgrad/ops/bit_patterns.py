@@ -21,7 +21,7 @@ def _shift(name: str, input: Any, other: Any) -> Tensor:
 
 
 class _Shifts:
-    """By as many bits as there are, or a negative number, everything is shifted out."""
+    """By as many bits as there are, or a negative number, all but a sign is shifted out."""
 
     @staticmethod
     def bitwise_left_shift(xp: Any, a: Any, b: Any) -> Any:
@@ -30,9 +30,10 @@ class _Shifts:
 
     @staticmethod
     def bitwise_right_shift(xp: Any, a: Any, b: Any) -> Any:
-        last = _bits(a, b) - 1
-        fits = xp.logical_and(xp.greater_equal(b, 0), xp.less(b, last))
-        return xp.right_shift(a, xp.where(fits, b, last))
+        bits = _bits(a, b)
+        fits = xp.logical_and(xp.greater_equal(b, 0), xp.less(b, bits))
+        shifted = xp.right_shift(a, xp.where(fits, b, bits - 1))
+        return xp.right_shift(shifted, xp.where(fits, 0, 1))
 
 
 def _bits(a: Any, b: Any) -> int:

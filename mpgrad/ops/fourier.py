@@ -7,6 +7,7 @@ linear, and its matrix is symmetric (PyTorch's documentation, "Autograd for Comp
 
 from __future__ import annotations
 
+import operator as python_operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -135,7 +136,9 @@ def _as_complex(input: Tensor) -> Tensor:
 
 def _axes(name: str, input: Tensor, s: Any, dim: Any) -> tuple[Axes, tuple[int, ...]]:
     """The dimensions that are transformed, in their order, and how long they are made."""
-    sizes = None if s is None else (s,) if isinstance(s, int) else tuple(s)
+    sizes = (
+        None if s is None else (s,) if isinstance(s, int) else tuple(map(python_operator.index, s))
+    )
     if dim is None:
         count = input.ndim if sizes is None else len(sizes)
         if count > input.ndim:
@@ -152,7 +155,7 @@ def _axes(name: str, input: Tensor, s: Any, dim: Any) -> tuple[Axes, tuple[int, 
     if sizes is not None and len(sizes) != len(axes):
         raise RuntimeError("When given, dim and shape arguments must have the same length")
     lengths = tuple(
-        input.shape[axis] if sizes is None or sizes[at] == -1 else int(sizes[at])
+        input.shape[axis] if sizes is None or sizes[at] == -1 else sizes[at]
         for at, axis in enumerate(axes)
     )
     _check_lengths(lengths)

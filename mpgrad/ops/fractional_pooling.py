@@ -51,7 +51,7 @@ def _fractional(
         output_size = [int(n * ratio) for n, ratio in zip(image, ratios, strict=True)]
     sizes = _several(output_size, dims)
     for n, k, count in zip(image, kernel, sizes, strict=True):
-        if count < 1 or count + k - 1 > n:
+        if k < 1 or count < 1 or count + k - 1 > n:
             raise RuntimeError(
                 f"{name}(): windows of {list(kernel)} do not fit {list(sizes)} times into "
                 f"{list(image)}"
@@ -89,7 +89,7 @@ def _several(value: Any, dims: int) -> tuple[Any, ...]:
 
 def _maxima(array: Any, samples: Any, kernel: Any, sizes: Any) -> Any:
     """Where the largest element of each window lies, in the flattened image: the first of equal
-    ones, or a NaN."""
+    ones, or the last NaN."""
     dims, image = len(kernel), array.shape[2:]
     lead = array.shape[:2]
     places = np.zeros((*lead, *(1,) * (2 * dims)), np.int64)
@@ -102,8 +102,10 @@ def _maxima(array: Any, samples: Any, kernel: Any, sizes: Any) -> Any:
         places = places * length + inside.reshape(*lead, *shape)
     windows = places.reshape(*lead, *sizes, -1)
     flat = array.reshape(*lead, -1)
-    values = np.take_along_axis(flat, windows.reshape(*lead, -1), 2).reshape(windows.shape)
-    best = values.argmax(-1)[..., None]
+    values: Any = np.take_along_axis(flat, windows.reshape(*lead, -1), 2).reshape(windows.shape)
+    missing = np.isnan(values)
+    last_nan = values.shape[-1] - 1 - missing[..., ::-1].argmax(-1)
+    best = np.where(missing.any(-1), last_nan, values.argmax(-1))[..., None]
     return np.take_along_axis(windows, best, -1)[..., 0]
 
 

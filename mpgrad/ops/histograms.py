@@ -128,6 +128,10 @@ def _edges(values: Any, bins: Any, limits: Sequence[float] | None, dim: int) -> 
         raise RuntimeError(f"histogramdd(): dimension {dim}'s range [{low}, {high}] is not finite")
     if low > high:
         raise RuntimeError("histogramdd(): min should not exceed max")
-    if low == high:
-        low, high = low - 0.5, high + 0.5
-    return np.linspace(low, high, bins + 1)
+    first, last = values.dtype.type(low), values.dtype.type(high)
+    if first == last:
+        first, last = first - values.dtype.type(0.5), last + values.dtype.type(0.5)
+    # From both ends in this dtype, as in PyTorch: an element may lie beside an edge.
+    step, half = (last - first) / values.dtype.type(bins), (bins + 1) // 2
+    numbers = np.arange(bins + 1, dtype=values.dtype)
+    return np.where(numbers < half, first + step * numbers, last - step * (bins - numbers))

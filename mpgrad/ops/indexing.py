@@ -382,11 +382,12 @@ def select(input: Tensor, dim: int, index: int) -> Tensor:
     return getitem(input, (slice(None),) * one_dim(dim, input.ndim) + (place,))
 
 
-def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
+def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     """The view of ``length`` elements from ``start`` on along ``dim``.
 
     Raises:
-        RuntimeError: the piece does not lie inside, or the tensor has no dimensions.
+        RuntimeError: the piece does not lie inside, ``start`` is more than one integer, or the
+            tensor has no dimensions.
         IndexError: it begins outside.
     """
     if input.ndim == 0:

@@ -280,8 +280,8 @@ def lstsq(
             ``rank`` and ``singular_values``.
 
     Returns:
-        the solution; the squared residuals (empty unless ``m > n`` and the rank is full); the rank;
-        the singular values.
+        the solution; the squared residuals (empty unless ``m > n > 0`` and the rank is full); the
+        rank; the singular values.
 
     Raises:
         RuntimeError: the shapes do not fit, or an unknown ``driver``.
@@ -306,7 +306,7 @@ def lstsq(
     told, full = driver != "gels", rows > columns and bool(np.all(rank == columns))
     nothing = beside(A, np.empty(0, values.dtype))
     residuals: Any = nothing
-    if full:
+    if full and columns:
         difference = matmul(A, solution) - right
         residuals = (difference * difference.conj()).real.sum(-2)
     is_svd = driver in ("gelsd", "gelss")

@@ -287,8 +287,8 @@ def gaussian_nll_loss(
             raise ValueError("var is of incorrect size")
     if bool(reductions.any(lt(var, 0)).item()):
         raise ValueError("var has negative entry/entries")
-    # The gradient passes through the limits unchanged, as in PyTorch.
-    limited = add(var, sub(clamp_min(var.detach(), eps), var.detach()))
+    # The gradient passes through the limit unchanged, as in PyTorch.
+    limited = where(lt(var, eps), add(sub(var, var.detach()), eps), var)
     losses = mul(add(log(limited), div(square(sub(input, target)), limited)), 0.5)
     if full:
         losses = add(losses, 0.5 * math.log(2 * math.pi))

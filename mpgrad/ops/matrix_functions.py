@@ -149,13 +149,6 @@ def cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     Raises:
         RuntimeError: a vector has another length, or one input has fewer dimensions.
     """
-    if input.ndim != other.ndim:
-        raise RuntimeError("linalg.cross: inputs must have the same number of dimensions.")
-    if input.shape[dim] != 3 or other.shape[dim] != 3:
-        raise RuntimeError(
-            f"linalg.cross: inputs dimension {dim} must have length 3. "
-            f"Got {input.shape[dim]} and {other.shape[dim]}"
-        )
     return cross_of(input, other, dim)
 
 

@@ -181,7 +181,7 @@ def batch_norm(
     Raises:
         ValueError: training with a single value per channel, or with ``eps`` not positive.
         RuntimeError: no running statistics outside training, ``input`` has no channels, or the
-            others not one element for each.
+            others not one element for each, or other dtypes.
         NotImplementedError: the elements of ``input`` are not floating.
     """
     if input.ndim < 2:
@@ -197,8 +197,15 @@ def batch_norm(
     ):
         if one_each is not None and one_each.numel() != channels:
             raise RuntimeError(f"{name} should contain {channels} elements not {one_each.numel()}")
-        if one_each is not None and one_each.dtype.kind != "f":
-            raise RuntimeError(f"batch_norm: {name} must be floating, not {one_each.dtype}")
+    given = [x for x in (running_mean, running_var, weight, bias) if x is not None]
+    dtypes = {x.dtype for x in given}
+    allowed = (np.float16, np.float32) if input.dtype == np.float16 else (input.dtype,)
+    if len(dtypes) > 1 or any(dtype not in allowed for dtype in dtypes):
+        raise RuntimeError(
+            "batch_norm: mixed dtype: expected statistics and parameters of one dtype, "
+            f"{' or '.join(str(np.dtype(dtype)) for dtype in allowed)}, for an input of "
+            f"{input.dtype}, but got {', '.join(str(x.dtype) for x in given)}"
+        )
     if training and eps <= 0:
         raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     if not training:
@@ -249,7 +256,7 @@ def _with_running(
     scale = rsqrt(add(variance, eps))
     scale = scale if weight is None else mul(scale, weight)
     out = mul(sub(input, reshape(mean, shape)), reshape(scale, shape))
-    return out if bias is None else add(out, reshape(bias, shape))
+    return narrow(out if bias is None else add(out, reshape(bias, shape)), input)
 
 
 def _feature_dims(x: Any, features: int) -> Dims:

@@ -13,6 +13,8 @@ from mpgrad.ops import arithmetic
 from mpgrad.ops.arithmetic import div, mul, sub
 from mpgrad.ops.choices import where
 from mpgrad.ops.comparison import eq, isnan
+from mpgrad.ops.complex_numbers import complex as complex_of
+from mpgrad.ops.complex_numbers import imag, real
 from mpgrad.ops.promotion import (
     as_tensor_operand,
     cast,
@@ -151,8 +153,12 @@ def nan_to_num(
 ) -> Tensor:
     """Numbers in place of NaN (by default 0) and infinities (the largest and the smallest).
 
-    The gradient is 0 where an element was replaced.
+    The gradient is 0 where an element was replaced. The parts of a complex number are treated each
+    for itself.
     """
+    if input.dtype.kind == "c":
+        parts = (nan_to_num(part, nan, posinf, neginf) for part in (real(input), imag(input)))
+        return complex_of(*parts)
     if input.dtype.kind not in "f":
         return clone(input)
     limits = np.finfo(input.dtype)

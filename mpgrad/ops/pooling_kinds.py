@@ -11,11 +11,12 @@ from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.arithmetic import mul, neg
 from mpgrad.ops.arithmetic import pow as power
 from mpgrad.ops.choices import where
+from mpgrad.ops.comparison import gt, isnan
 from mpgrad.ops.complex_numbers import sgn
 from mpgrad.ops.convolution_variants import one
 from mpgrad.ops.creation import zeros
 from mpgrad.ops.device_moves import beside
-from mpgrad.ops.extrema import argmax
+from mpgrad.ops.extrema import amax, argmax
 from mpgrad.ops.indexing import pick, take_along_axis
 from mpgrad.ops.pooling import avg_pool2d, max_pool2d, pair
 from mpgrad.ops.pooling_variants import avg_pool1d, max_pool1d
@@ -27,20 +28,28 @@ from mpgrad.tensors.tensor import Tensor
 
 
 def _window_maxima(input: Tensor, flat: Tensor, dim: int, count: int) -> tuple[Tensor, Tensor]:
-    """The largest elements of ``count`` windows that cover ``dim``, and of ``flat`` those there."""
+    """The largest elements of ``count`` windows that cover ``dim``, and of ``flat`` those there.
+
+    The first one wins a tie, and the last NaN wins against all.
+    """
     dim, length = dim % input.ndim, input.shape[dim]
     starts = np.arange(count) * length // max(count, 1)
     stops = -(-(np.arange(count) + 1) * length // max(count, 1))
     offsets = np.arange(max(stops - starts, default=1))
     places = np.minimum(starts[:, None] + offsets, max(length - 1, 0))
-    inside = (offsets < (stops - starts)[:, None]).reshape(
-        *places.shape, *(1,) * (input.ndim - dim - 1)
-    )
+    behind = (1,) * (input.ndim - dim - 1)
+    inside = (offsets < (stops - starts)[:, None]).reshape(*places.shape, *behind)
     index = beside(input, places)
     picked = pick(input, dim, index)
     lowest = -np.inf if input.dtype.kind == "f" else np.iinfo(input.dtype).min
     candidates = where(beside(input, inside), picked.detach(), lowest)
-    best = argmax(candidates, dim + 1, keepdim=True)
+    numbers = beside(input, (offsets + 1).reshape(-1, *behind))
+    of_nans = where(isnan(candidates), numbers, 0)
+    best = where(
+        gt(amax(of_nans, dim + 1, keepdim=True), 0),
+        argmax(of_nans, dim + 1, keepdim=True),
+        argmax(candidates, dim + 1, keepdim=True),
+    )
     values = squeeze(take_along_axis(picked, best, dim + 1), dim + 1)
     return values, squeeze(take_along_axis(pick(flat, dim, index), best, dim + 1), dim + 1)
 
@@ -73,7 +82,9 @@ def _adaptive_max(name: str, input: Tensor, output_size: Any, dims: int, indices
 
 
 def adaptive_max_pool1d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    """The largest elements of ``output_size`` windows of nearly equal size; the first wins a tie.
+    """The largest elements of ``output_size`` windows of nearly equal size.
+
+    The first one wins a tie, and the last NaN wins against all.
 
     Args:
         input: (batch, channels, length), or without the batch.

@@ -198,9 +198,8 @@ def real_tensors(name: str, a: Any, b: Any, *, float_result: bool = False) -> tu
     """
     pair = operands(a, b, float_result=float_result)
     refuse_complex(name, *pair)
-    tensors = [as_tensor_operand(x) for x in pair]
-    dtype = next(t.dtype for x, t in zip(pair, tensors, strict=True) if isinstance(x, Tensor))
-    first, second = (cast(t, dtype) for t in tensors)
+    dtype = next(x.dtype for x in pair if isinstance(x, Tensor))
+    first, second = (x if isinstance(x, Tensor) else Tensor(np.asarray(x, dtype)) for x in pair)
     return first, second
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.backends.cpu import INDEX
+from mpgrad.backends.cpu_views import accumulate_at
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
@@ -57,7 +58,7 @@ _extreme = operator(
 def _extremes(input: Tensor, source: Tensor, key: Key, index: Tensor, ufunc: np.ufunc) -> Tensor:
     found = on_host(input._array).copy()
     place = tuple(on_host(index._array) if part is INDEX else part for part in key)
-    ufunc.at(found, place, on_host(source._array))
+    accumulate_at(ufunc, found, place, on_host(source._array))
     return call(_extreme, input, source, beside(input, found), index, key=key)
 
 

@@ -128,14 +128,16 @@ def fmin(input: Tensor, other: Tensor) -> Tensor:
 
 
 def heaviside(input: Tensor, values: Tensor) -> Tensor:
-    """0 below 0, 1 above, ``values`` at 0; without a derivative.
+    """``values`` at 0, 1 above, else 0 (for NaN, too); without a derivative.
 
     Raises:
         RuntimeError: the dtypes differ.
     """
     if input.dtype != values.dtype:
         raise RuntimeError("heaviside is not yet implemented for tensors with different dtypes.")
-    return unrecorded(lambda xp, x, v: xp.astype(xp.heaviside(x, v), x.dtype), input, values)
+    return unrecorded(
+        lambda xp, x, v: xp.astype(xp.where(x == 0, v, x > 0), x.dtype), input, values
+    )
 
 
 def gcd(input: Tensor, other: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from mpgrad.graph.node import Node
 from mpgrad.ops import (
     activation,
     activation_variants,
+    aliases,
     arithmetic,
     arrangements,
     bit_patterns,
@@ -229,6 +230,7 @@ def _matrices_transposed(self: Tensor) -> Tensor:
 
 #: Modules whose functions are also methods, and their functions that are not.
 _FAMILIES: tuple[tuple[Any, str], ...] = (
+    (aliases, "asarray chain_matmul range vander"),
     (arithmetic, ""),
     (choices, "where"),
     (rounding, ""),
@@ -268,6 +270,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "bernoulli": random.bernoulli,
     "multinomial": random.multinomial,
     "prelu": activation_variants.prelu,
+    "hardshrink": activation_variants.hardshrink,
     "to_dense": _itself,
     "log_softmax": activation.log_softmax,
     "where": _where,

@@ -356,6 +356,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "sign_": _unary("sign", np.sign),
     "sgn_": _unary("sgn"),
     "trunc_": _unary("trunc", np.trunc),
+    "fix_": _unary("trunc", np.trunc),
     "floor_": _unary("floor", np.floor),
     "ceil_": _unary("ceil", np.ceil),
     "round_": round_,

@@ -55,6 +55,11 @@ def is_floating_point(self: Tensor) -> bool:
     return self.dtype.kind == "f"
 
 
+def is_signed(self: Tensor) -> bool:
+    """Whether numbers of the dtype can be negative."""
+    return self.dtype.is_signed
+
+
 def dim(self: Tensor) -> int:
     """The number of dimensions."""
     return self.ndim
@@ -88,6 +93,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "storage_offset": storage_offset,
     "get_device": get_device,
     "is_floating_point": is_floating_point,
+    "is_signed": is_signed,
 }
 
 

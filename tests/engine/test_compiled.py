@@ -558,3 +558,15 @@ def test_another_kind_of_operand_runs_right() -> None:
             (x * factor).sum().backward()
             assert x.grad is not None
             assert x.grad.tolist() == [expected] * 3
+
+
+@pytest.mark.parametrize("copies", [1, 400])
+def test_a_formula_that_gives_no_gradient_gives_none(copies: int) -> None:
+    """PyTorch's norm of order 0 has none. 400: each form of Node has a source of its own."""
+    for _ in range(STEPS):
+        x, y = leaf(3, 2), mg.ones(3, requires_grad=True)
+        counts = [mg.linalg.vector_norm(x * (k + 1), 0, -1) * y for k in range(copies)]
+        mg.stack(counts).sum().backward()
+        assert x.grad is None
+        assert y.grad is not None
+        assert y.grad.tolist() == [2.0 * copies] * 3

@@ -83,15 +83,19 @@ def difference(
     return ""
 
 
-def _of_values(here: Any, there: Any, close: float) -> str:
+def _of_values(here: Any, there: Any, close: float, scale: float = 0.0) -> str:
+    """As ``difference``, of arrays; margins are those of numbers of at least the size ``scale``."""
     if there.dtype.kind == "c":  # each part for itself: one of them may be infinite
+        sizes = np.abs(there[np.isfinite(there)])
+        close = max(close, TOLERANCES.get(str(here.dtype), 1e-9))
+        least = float(sizes.max(initial=0.0))
         parts = ((part(here), part(there)) for part in (np.real, np.imag))
-        return "; ".join(filter(None, (_of_values(a, b, close) for a, b in parts)))
+        return "; ".join(filter(None, (_of_values(a, b, close, least) for a, b in parts)))
     if here.dtype.kind not in "fc":
         return "" if (here == there).all() else f"{_short(here)} in place of {_short(there)}"
     close = max(close, TOLERANCES.get(str(here.dtype), 1e-9))
     finite = np.isfinite(there)
-    scale = float(np.abs(there[finite]).max()) if finite.any() else 0.0
+    scale = max(scale, float(np.abs(there[finite]).max(initial=0.0)))
     margin = close * max(scale, 0.1)
     if np.allclose(here, there, rtol=close, atol=margin, equal_nan=True):
         return ""

@@ -1,4 +1,5 @@
-"""Gradients of all operators have the same bits in ``local`` and in ``process``."""
+"""Gradients of all operators have the same bits in ``local`` and in ``process``, and when their
+graph is compiled."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
+from mpgrad.engine.local import COMPILED_FROM_USE
 from tests.operator_database import database, recorded
 from tests.operator_database.comparison import attempt, derivatives
 from tests.operator_database.database import plain_function
@@ -51,3 +53,16 @@ def test_every_operators_gradients_have_the_bits_of_local(part: int) -> None:
     assert wrong == []
     assert tried > 1000 / PARTS
     assert in_workers > 0.9 * tried
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_compiled_graph_has_the_bits_of_the_first_step(part: int) -> None:
+    wrong = []
+    with mg.Engine("local") as engine:
+        for name, call in islice(_calls(), part, None, PARTS):
+            first, *later = [_bits(name, call) for _ in range(COMPILED_FROM_USE + 2)]
+            if any(bits != first for bits in later):
+                wrong.append((name, call["args"]))
+        assert engine.statistics().compiled_graphs > 0
+    assert wrong == []

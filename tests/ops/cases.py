@@ -443,7 +443,11 @@ _networks = [
     Case(
         "batch_norm evaluation",
         lambda m, x, w, b: m.batch_norm(
-            x, m.tensor(np.array([0.1, -0.2])), m.tensor(np.array([1.5, 0.7])), w, b
+            x,
+            m.tensor(np.array([0.1, -0.2])).to(x.dtype),
+            m.tensor(np.array([1.5, 0.7])).to(x.dtype),
+            w,
+            b,
         ),
         ((2, 2, 2), (2,), (2,)),
     ),

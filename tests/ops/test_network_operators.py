@@ -12,6 +12,7 @@ from mpgrad.ops import creation, generators
 from mpgrad.ops.activation import log_softmax
 from mpgrad.ops.convolution import conv2d
 from mpgrad.ops.dropout import dropout
+from mpgrad.ops.fractional_pooling import fractional_max_pool2d
 from mpgrad.ops.loss import cross_entropy, mse_loss, nll_loss
 from mpgrad.ops.normalization import batch_norm, layer_norm
 from mpgrad.ops.pooling import max_pool2d
@@ -94,6 +95,7 @@ def _zeros(*shape: int) -> Any:
         ),
         (lambda: dropout(_zeros(2), 1.5), ValueError, "between 0 and 1"),
         (lambda: layer_norm(_zeros(2, 3), (4,)), RuntimeError, "normalized_shape"),
+        (lambda: fractional_max_pool2d(_zeros(1, 3, 3), -1, 2), RuntimeError, "do not fit"),
         (
             lambda: batch_norm(_zeros(1, 3), None, None, training=True),
             ValueError,
