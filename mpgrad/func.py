@@ -20,7 +20,7 @@ from mpgrad.autograd.backward import grad as gradients
 from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.graph.grad_modes import enable_grad, is_grad_enabled
 from mpgrad.nn.module import Module
-from mpgrad.ops.creation import from_numpy, zeros_like
+from mpgrad.ops.creation import from_numpy, tensor, zeros_like
 from mpgrad.ops.indexing import select
 from mpgrad.ops.shape import stack
 from mpgrad.tensors.tensor import Tensor
@@ -379,6 +379,8 @@ def _with_respect_to(measure: Any, func: Callable[..., Any], place: int) -> Call
 def _tensor(value: Any) -> Tensor:
     if isinstance(value, np.ndarray):
         return from_numpy(value)
+    if isinstance(value, float):
+        return tensor(value)
     if not isinstance(value, Tensor):
         raise TypeError(
             f"a derivative is taken with respect to Tensors, not to {type(value).__name__}"

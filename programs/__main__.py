@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from programs import page
 from programs.compare import Outcome, compare
-from programs.sources import ROOT, Repository, fetched, manifest
+from programs.sources import ROOT, SUBSTITUTES, Repository, fetched, manifest
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,13 +58,14 @@ def _is_chosen(source: str, program: str, only: list[str]) -> bool:
 
 
 def run(library: str, folder: Path, name: str, steps: int, timeout_s: float) -> Outcome:
-    """Run the program ``name`` of a repository in its own folder, with one thread."""
-    program = folder / name
+    """Run the program ``name`` (a path and its arguments) in its own folder, with one thread."""
+    path, *arguments = shlex.split(name)
+    program = folder / path
     with tempfile.TemporaryDirectory(prefix="programs-") as scratch:
         losses = Path(scratch) / "losses.json"
         environment = {
             **os.environ,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
+            "PYTHONPATH": os.pathsep.join(str(place) for place in (ROOT, folder, SUBSTITUTES)),
             "PROGRAM_LOSSES": str(losses),
             "PYTHONHASHSEED": "0",
             "PYTHONWARNINGS": "ignore",
@@ -71,7 +73,8 @@ def run(library: str, folder: Path, name: str, steps: int, timeout_s: float) -> 
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "programs.under", library, str(steps), str(program)]
+        under = [sys.executable, "-m", "programs.under"]
+        command = [*under, library, str(steps), str(program), *arguments]
         try:
             done = subprocess.run(
                 command,

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".programs"
+#: Small modules in place of packages that PyTorch programs import beside it.
+SUBSTITUTES = Path(__file__).with_name("substitutes")
 MANIFEST = Path(__file__).with_name("manifest.toml")
 
 

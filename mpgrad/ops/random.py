@@ -328,7 +328,7 @@ def randn_like(
 
 @takes_generator
 def randint(
-    low: int,
+    low: Any = None,
     high: Any = None,
     size: Any = None,
     *,
@@ -336,13 +336,18 @@ def randint(
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Integers from [``low``, ``high``), or [0, ``low``) as ``randint(high, size)``.
+    """Integers from [``low``, ``high``), or from [0, ``high``) as ``randint(high, size)``.
 
     Raises:
+        TypeError: ``high`` or ``size`` is missing.
         RuntimeError: there is no such integer, or ``dtype`` cannot hold one of them.
     """
     if size is None:
-        low, high, size = 0, low, high
+        low, high, size = None, low, high
+    low, high = (None, low) if high is None else (low, high)
+    if high is None or size is None:
+        raise TypeError("randint() needs a size, and the number `high` below which integers lie")
+    low = 0 if low is None else low
     array = storage.empty(shape_from((size,)), dtype or np.int64)
     fill_integers(array, low, high)
     return Tensor(moved(array, usable(device))).requires_grad_(requires_grad)
@@ -351,7 +356,7 @@ def randint(
 @takes_generator
 def randint_like(
     input: Tensor,
-    low: int,
+    low: Any = None,
     high: Any = None,
     *,
     dtype: Any = None,
@@ -360,7 +365,6 @@ def randint_like(
     memory_format: MemoryFormat = preserve_format,
 ) -> Tensor:
     """Integers from [``low``, ``high``), of the shape, dtype and device of ``input``."""
-    low, high = (0, low) if high is None else (low, high)
     place = input.device if device is None else device
     dtype = dtype or input.dtype
     return randint(low, high, input.shape, dtype=dtype, device=place, requires_grad=requires_grad)

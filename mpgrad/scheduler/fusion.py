@@ -158,9 +158,10 @@ class Grouping:
     def _is_rest(self, index: int) -> bool:
         """Whether it is a sink, or feeds sinks alone with formulas of its own."""
         node, nodes = self._spec.nodes[index], self._spec.nodes
-        if not node.is_splittable:
+        targets = [target for target in node.edges if target is not None]
+        if not (node.is_splittable and targets):
             return node.is_sink
-        return all(target is None or nodes[target[0]].is_sink for target in node.edges)
+        return all(nodes[target[0]].is_sink for target in targets)
 
     def _branches(self) -> list[float]:
         """For each node the cost of the branch that begins there, to its next fork or join.

@@ -18,15 +18,23 @@ from mpgrad.devices.device_arrays import on_host
 from mpgrad.graph.grad_modes import is_grad_enabled
 from mpgrad.ops import (
     arithmetic,
+    arrangements,
     choices,
     comparison,
     complex_numbers,
     einsum,
     extrema,
+    factorizations,
+    indexing,
+    joining,
     linalg,
+    matrices,
+    matrix_norms,
+    ordering,
     products,
     reduction,
     rounding,
+    selection,
     transcendental,
 )
 from mpgrad.ops import shape as shapes
@@ -145,7 +153,42 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     ),
     np.swapaxes: lambda a, axis1, axis2: shapes.transpose(a, axis1, axis2),
     np.broadcast_to: lambda array, shape: shapes.broadcast_to(array, shape),
+    np.moveaxis: lambda a, source, destination: shapes.movedim(a, source, destination),
+    np.flip: lambda m, axis=None: shapes.flip(m, tuple(range(m.ndim)) if axis is None else axis),
+    np.roll: lambda a, shift, axis=None: selection.roll(a, shift, axis),
+    np.tile: lambda A, reps: arrangements.tile(A, reps),
+    np.repeat: lambda a, repeats, axis=None: selection.repeat_interleave(
+        a, repeats if isinstance(repeats, int) else _operand(repeats), axis
+    ),
+    np.sort: lambda a, axis=-1: ordering.sort(*_line(a, axis)).values,
+    np.vstack: lambda tup: joining.vstack([_operand(a) for a in tup]),
+    np.hstack: lambda tup: joining.hstack([_operand(a) for a in tup]),
+    np.diag: lambda v, k=0: selection.diag(v, k),
+    np.diagonal: lambda a, offset=0, axis1=0, axis2=1: indexing.diagonal(a, offset, axis1, axis2),
+    np.trace: lambda a, offset=0, axis1=0, axis2=1: reduction.sum(
+        indexing.diagonal(a, offset, axis1, axis2), -1
+    ),
+    np.tril: lambda m, k=0: selection.tril(m, k),
+    np.triu: lambda m, k=0: selection.triu(m, k),
+    np.outer: lambda a, b: linalg.outer(*(shapes.flatten(_operand(x)) for x in (a, b))),
+    np.inner: lambda a, b: linalg.inner(_operand(a), _operand(b)),
+    np.kron: lambda a, b: arrangements.kron(_operand(a), _operand(b)),
+    np.tensordot: lambda a, b, axes=2: linalg.tensordot(_operand(a), _operand(b), axes),
+    np.linalg.inv: lambda a: matrices.inv(a),
+    np.linalg.det: lambda a: matrices.det(a),
+    np.linalg.slogdet: lambda a: matrices.slogdet(a),
+    np.linalg.solve: lambda a, b: _solve(_operand(a), _operand(b)),
+    np.linalg.cholesky: lambda a, /, *, upper=False: matrices.cholesky(a, upper=upper),
+    np.linalg.eigh: lambda a, UPLO="L": factorizations.eigh(a, UPLO),
+    np.linalg.norm: lambda x, ord=None, axis=None, keepdims=False: matrix_norms.norm(
+        x, ord, axis, keepdims
+    ),
 }
+
+
+def _operand(value: Any) -> Tensor:
+    """A Tensor of whatever NumPy takes for an array."""
+    return value if isinstance(value, Tensor) else as_tensor_operand(np.asarray(value))
 
 
 def _line(a: Any, axis: int | None) -> tuple[Tensor, int]:
@@ -166,6 +209,15 @@ def _truth(condition: Any) -> Tensor:
     """Whether each element of ``condition`` is nonzero, as NumPy converts it."""
     condition = as_tensor_operand(condition)
     return condition if condition.dtype.kind == "b" else comparison.ne(condition, 0)
+
+
+def _solve(a: Tensor, b: Tensor) -> Tensor:
+    """``np.linalg.solve``: only a 1-d ``b`` is a vector, whatever the shape of ``a``."""
+    if b.ndim == 1:
+        return shapes.squeeze(matrices.solve(a, shapes.unsqueeze(b, -1)), -1)
+    while b.ndim < a.ndim:
+        b = shapes.unsqueeze(b, 0)
+    return matrices.solve(a, b)
 
 
 def _dot(a: Any, b: Any) -> Tensor:

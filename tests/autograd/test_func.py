@@ -95,3 +95,12 @@ def test_value_and_grad_takes_numpys_arrays() -> None:
 def test_words_for_what_is_no_tensor() -> None:
     with pytest.raises(TypeError, match="with respect to Tensors, not to int"):
         mg.func.grad(lambda x: x)(3)
+
+
+def test_a_number_is_taken_for_a_tensor() -> None:
+    """As autograd and JAX do."""
+    value, gradient = mg.func.value_and_grad(lambda x: x**3)(2.0)
+    assert (value.item(), gradient.item()) == (8.0, 12.0)
+    assert mg.func.grad(mg.func.grad(lambda x: x**3))(2.0).item() == 12.0
+    with pytest.raises(TypeError, match="not to int"):
+        mg.func.grad(lambda x: x**3)(2)

@@ -115,3 +115,19 @@ def test_a_table_that_is_given_draws_nothing() -> None:
     layer = mg.nn.Embedding.from_pretrained(mg.ones(3, 2))
     assert mg.equal(mg.get_rng_state(), state)
     assert not layer.weight.requires_grad
+
+
+def test_randint_takes_its_bounds_by_position_and_by_name() -> None:
+    # A size by name made one of the bounds from memory that nothing had been written to.
+    for drawn in (
+        mg.randint(9, size=(500,)),
+        mg.randint(high=9, size=(500,)),
+        mg.randint(9, (500,)),
+        mg.randint(0, high=9, size=(500,)),
+        mg.randint_like(mg.ones(500), high=9),
+    ):
+        assert {int(number) for number in drawn.tolist()} == set(range(9))
+    assert set(mg.randint(low=7, high=9, size=(99,)).tolist()) == {7, 8}
+    for missing in ({"size": (2,)}, {"low": 3}, {}):
+        with pytest.raises(TypeError, match="needs a size"):
+            mg.randint(**missing)

@@ -312,7 +312,7 @@ def test_other_numpy_functions_get_the_array() -> None:
     total += x
     assert total.tolist() == [3.0, 1.0]
     with pytest.raises(RuntimeError, match="Can't call numpy"):
-        np.sort(leaf(2.0, 1.0))
+        np.median(leaf(2.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -334,6 +334,41 @@ def test_other_numpy_functions_get_the_array() -> None:
         lambda x: np.concatenate([x, x], axis=None),
         lambda x: np.einsum("ij->i", x, optimize=True),
         lambda x: np.swapaxes(a=x, axis1=0, axis2=1),
+        lambda x: np.moveaxis(x, 0, -1),
+        lambda x: np.flip(x),
+        lambda x: np.flip(x, axis=1),
+        lambda x: np.roll(x, 2),
+        lambda x: np.roll(x, (1, 2), axis=(0, 1)),
+        lambda x: np.tile(x, 2),
+        lambda x: np.tile(x, (2, 1, 3)),
+        lambda x: np.repeat(x, 2),
+        lambda x: np.repeat(x, [1, 2, 0], axis=1),
+        lambda x: np.sort(-x, axis=0),
+        lambda x: np.sort(-x, axis=None),
+        lambda x: np.vstack([x, np.ones(3)]),
+        lambda x: np.hstack((x, np.ones((2, 1)))),
+        lambda x: np.diag(x, 1),
+        lambda x: np.diag(x[0], -1),
+        lambda x: np.diagonal(x, 1),
+        lambda x: np.trace(x, 1),
+        lambda x: np.trace(np.stack([x, x, x]), axis1=0, axis2=1),
+        lambda x: np.tril(x, -1),
+        lambda x: np.triu(x, k=1),
+        lambda x: np.outer(x, [1.0, 2.0]),
+        lambda x: np.inner(x, x[0]),
+        lambda x: np.kron(np.eye(2), x),
+        lambda x: np.tensordot(x, x, axes=([0, 1], [0, 1])),
+        lambda x: np.tensordot(np.ones((4, 2)), x, 1),
+        lambda x: np.linalg.inv(x[:, :2] + np.eye(2)),
+        lambda x: np.linalg.det(x[:, 1:]),
+        lambda x: tuple(np.linalg.slogdet(x[:, 1:])),
+        lambda x: np.linalg.solve(x[:, 1:], [1.0, 2.0]),
+        lambda x: np.linalg.solve(np.stack([x[:, 1:]] * 2), x[:, :2]),
+        lambda x: np.linalg.cholesky(np.dot(x, x.T) + np.eye(2)),
+        lambda x: np.linalg.eigh(np.dot(x, x.T))[0],
+        lambda x: np.linalg.norm(x),
+        lambda x: np.linalg.norm(x, 1, axis=1, keepdims=True),
+        lambda x: np.linalg.norm(x, "nuc"),
         lambda x: np.add.reduce(x, None),
         lambda x: np.cbrt(x[0, 0]),
         lambda x: np.divmod(x, 2),
