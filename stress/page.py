@@ -15,8 +15,8 @@ from stress.run import Verdict
 
 _HEAD = """# Reliability
 
-These are the results of `scripts/stress`. This command runs all of its programs in about half an
-hour and writes their rows:
+These are the results of `scripts/stress`. This command runs all of its programs in about two
+hours and writes their rows:
 
     scripts/stress all --write docs/reliability.md
 
