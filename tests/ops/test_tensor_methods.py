@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
+import mpgrad.tensor_methods  # (completes Tensor)
 from mpgrad.graph.grad_modes import no_grad
 from mpgrad.ops import creation, generators, random
 from mpgrad.tensors.tensor import Tensor
