@@ -98,6 +98,8 @@ class Experience:
         self._odd: dict[Mode, list[_Sample]] = {"local": [], "process": []}
         self._has_begun: set[Mode] = set()
         self._spent_us = self._lost_us = 0.0
+        #: The last prediction that ``choose`` was given.
+        self._predicted: Prediction | None = None
 
     @property
     def is_new(self) -> bool:
@@ -139,6 +141,20 @@ class Experience:
             took.extend(odd)
             odd.clear()
 
+    def predict_alike(self, work_us: float) -> Prediction | None:
+        """The prediction for a graph without a plan, in the ratio of the last one.
+
+        None until both modes are known. A plan takes some percent of the time in this process, and
+        graphs whose shapes change would need a new one in each step.
+
+        Args:
+            work_us: the cost of the graph's Nodes.
+        """
+        if self._predicted is None or min(map(len, self._took.values())) < tuning.KNOWN_FROM:
+            return None
+        ratio = self._predicted.process / max(self._predicted.local, 1.0)
+        return Prediction(work_us, work_us * ratio)
+
     def choose(self, predicted: Prediction, *, has_workers: bool, shapes: int = 0) -> Choice:
         """The faster mode, or the other one if it is due to be measured.
 
@@ -147,6 +163,7 @@ class Experience:
             has_workers: whether they are running; workers are not started for a trial.
             shapes: of this graph.
         """
+        self._predicted = predicted
         expected = self._expected(predicted, shapes)
         # Workers must be clearly better for a graph that may never come again.
         is_known = bool(self._took["process"]) or len(self._took["local"]) == tuning.SAMPLES

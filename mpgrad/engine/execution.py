@@ -151,7 +151,7 @@ class Execution:
 
         results, rest = run_local_until(frozen, are_ready)
         if rest is not None:
-            choice, placed, graph = self._ready(rest.graph)
+            choice, placed, graph, _ = self._ready(rest.graph)
             if placed is None or graph is None or choice.mode != "process":
                 others = run_local(rest.graph)
             else:

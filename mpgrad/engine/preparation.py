@@ -50,6 +50,8 @@ class Ready(NamedTuple):
     choice: Choice
     placed: Placed | None = None
     graph: PreparedGraph | None = None
+    #: Where the time of the backward is recorded; None if no times were compared.
+    experience: Experience | None = None
 
 
 class Preparation:
@@ -104,7 +106,7 @@ class Preparation:
         """
         known, mode = frozen.remembered, self.mode()
         ready = self._ready(frozen, mode, has_workers=has_workers)
-        if known is not None and ready.graph is None:
+        if known is not None and ready.placed is None:
             known.here = (frozen.spec, self._plans_for, mode, ready)
         return ready
 
@@ -113,13 +115,28 @@ class Preparation:
         if choice is not None and choice.mode == "local":
             return Ready(choice)
         placed = place(frozen)
+        if choice is None and not self._is_planned(placed.frozen):
+            ready = self._ready_without_plan(placed, has_workers=has_workers)
+            if ready is not None:
+                return ready
         graph = self.plan_of(placed.frozen)
-        if choice is None:
-            predicted = predict(graph.plan, self._options.cpu_workers, self.message_us)
-            choice = self._experience(graph).choose(
-                predicted, has_workers=has_workers, shapes=graph.shapes
-            )
-        return Ready(choice, placed, graph)
+        if choice is not None:
+            return Ready(choice, placed, graph)
+        experience = self._experience(graph)
+        predicted = predict(graph.plan, self._options.cpu_workers, self.message_us)
+        choice = experience.choose(predicted, has_workers=has_workers, shapes=graph.shapes)
+        return Ready(choice, placed, graph, experience)
+
+    def _ready_without_plan(self, placed: Placed, *, has_workers: bool) -> Ready | None:
+        """``local`` if that is known to be faster for such graphs; else None."""
+        spec = placed.frozen.spec
+        with self._lock:
+            experience = self._experiences.of(spec)
+        predicted = experience.predict_alike(sum([node.cost_us for node in spec.nodes]))
+        if predicted is None:
+            return None
+        choice = experience.choose(predicted, has_workers=has_workers, shapes=shapes_of(spec))
+        return Ready(choice, placed, None, experience) if choice.mode == "local" else None
 
     def _choice_without_plan(self, frozen: FrozenGraph, mode: str) -> Choice | None:
         if CUDA.in_use and (gpus := gpus_of(frozen.nodes)):
@@ -147,13 +164,12 @@ class Preparation:
     def note(self, ready: Ready, mode: Mode, took_us: float) -> None:
         """Record a time for ``auto``. It does not count if the graph ran here only because the
         workers were starting, which took time from it."""
-        if ready.graph is None or ready.choice.predicted is None:
-            return  # nothing was compared
-        experience = self._experience(ready.graph)
+        if ready.experience is None:
+            return
         if ready.choice.mode == mode:
-            experience.note(mode, took_us, ready.choice)
+            ready.experience.note(mode, took_us, ready.choice)
         else:
-            experience.begin(mode)
+            ready.experience.begin(mode)
 
     def is_new(self, graph: PreparedGraph) -> bool:
         """Whether it is the first graph of its structure."""
@@ -190,6 +206,11 @@ class Preparation:
 # ---------------------------------------------------------------------- kept beside the tables
 
 
+def shapes_of(spec: GraphSpec) -> int:
+    """A number that is equal for graphs of one structure whose gradients have the same sizes."""
+    return hash(tuple([node.input_nbytes for node in spec.nodes]))
+
+
 class PreparedGraph:
     """What an engine makes of a graph's tables once and uses in each step of a loop.
 
@@ -204,8 +225,7 @@ class PreparedGraph:
 
     def __init__(self, spec: GraphSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
-        #: Equal for graphs of one structure whose gradients have the same sizes.
-        self.shapes = hash(tuple([node.input_nbytes for node in spec.nodes]))
+        self.shapes = shapes_of(spec)
         #: Shared by all graphs of this structure; set on first use.
         self.experience: Experience | None = None
         self._wirings: dict[Member, Wiring] = {}

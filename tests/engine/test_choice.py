@@ -23,6 +23,7 @@ from mpgrad.engine.choice import (
     too_serial,
     too_small,
 )
+from mpgrad.engine.preparation import Ready
 from mpgrad.engine.session import Session
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.plan import plan
@@ -118,6 +119,34 @@ def test_a_chain_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
         assert engine.statistics().backwards_local == 2
         monkeypatch.undo()
         assert preparation.ready(frozen(branches(20)), has_workers=False).graph is not None
+
+
+def test_other_shapes_of_a_graph_that_is_faster_here_are_not_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plan takes longer than the freezing of a graph; shapes that change need one each time."""
+    with mg.Engine("auto", cpu_workers=2) as engine:
+        preparation = engine._execution.preparation
+
+        def ready() -> Ready:
+            graph = frozen(branches(20), 20_000.0)._replace(remembered=None)
+            return preparation.ready(graph, has_workers=True)
+
+        first = ready()
+        assert first.graph is not None
+        experience = first.experience
+        assert experience is not None
+        assert first.choice.predicted is not None
+        for _ in range(SAMPLES):
+            for mode, took_us in (("local", 4e5), ("process", 9e5)):
+                experience.note(mode, took_us, first.choice)
+        monkeypatch.setattr(preparation, "plan_of", lambda _: pytest.fail("planned"))
+        again = ready()
+        assert (again.choice.mode, again.graph, again.experience) == ("local", None, experience)
+        monkeypatch.undo()
+        for _ in range(SAMPLES):
+            experience.note("process", 2e5, first.choice)
+        assert ready().graph is not None
 
 
 def test_layers_that_can_be_divided_are_no_chain() -> None:
