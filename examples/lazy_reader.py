@@ -55,4 +55,5 @@ with tempfile.TemporaryDirectory() as folder:
         loss.backward()
     places = {node.where for node in explained.nodes if node.name == "CorrelateBackward"}
     print(f"{len(paths)} files, read by: {', '.join(places)}")
+    assert taps.grad is not None
     print(f"gradient {taps.grad.mean().item():.2f} for each tap")

@@ -28,8 +28,8 @@ class Solve(mg.Function):
 
 def laplacian(size, shift):
     """A grid of ``size`` x ``size`` points, each joined to its neighbours."""
-    line = sparse.diags_array([2.0 + shift, -1.0, -1.0], offsets=[0, 1, -1], shape=(size, size))
     eye = sparse.eye_array(size)
+    line = (2.0 + shift) * eye - sparse.eye_array(size, k=1) - sparse.eye_array(size, k=-1)
     return (sparse.kron(line, eye) + sparse.kron(eye, line)).tocsc()
 
 
@@ -42,8 +42,8 @@ optimizer = mg.optim.Adam([heat, gate], lr=0.05)
 with mg.Engine(mode="process", cpu_workers=2) as engine:
     for step in range(3):
         weights = gate.softmax(0)
-        mixed = sum(weights[k] * Solve.apply(heat, matrix) for k, matrix in enumerate(experts))
-        loss = (mixed - 1.0).square().mean()
+        solutions = mg.stack([Solve.apply(heat, matrix) for matrix in experts])
+        loss = (weights @ solutions - 1.0).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -86,6 +86,7 @@ with mg.Engine(mode="process", cpu_workers=2) as engine:
     image = picture(radius, Camera(3.0, 2.0))
     loss = (image - 0.5).square().mean()
     loss.backward()
+    assert radius.grad is not None
     print(f"loss {loss.item():.4f}, slope {radius.grad.item():+.4f}")
     explained = engine.explain((picture(radius, Camera(3.0, 2.0)) - 0.5).square().mean())
     places = [node.where for node in explained.nodes if node.name == "TileBackward"]

@@ -141,26 +141,12 @@ class _Program:
         tally.stopped, tally.killed = tally.stopped + is_stop, tally.killed + (not is_stop)
         self._said.clear()
         others = {*range(RANKS)} - {victim}
-        is_heard = self._hear(lambda: others <= {int(rank) for rank, _ in self._lost()})
-        self._judge(victim)
+        is_heard = self._hear(lambda: others <= {int(rank) for rank in _lost(self._said)})
+        _judge(self._seed, victim, self._said, tally)
         if is_stop and is_heard:  # it is started again only if it dies
             os.kill(pid, signal.SIGKILL)
         self._pids.clear()
         return is_heard
-
-    def _judge(self, victim: int) -> None:
-        lost = dict(self._lost())
-        for rank in sorted({*range(RANKS)} - {victim}):
-            who, rounds, error = lost.get(str(rank), "- 0 -").split(maxsplit=2)
-            if who == str(victim) or f"after rank {victim} was lost" in error:
-                self._tally.rounds += int(rounds)
-            else:
-                said = [line for line in self._said if line.startswith(f"[rank {rank}]")]
-                self._note(f"rank {victim} died, rank {rank} said {said[-1:]}")
-
-    def _lost(self) -> list[tuple[str, str]]:
-        lines = "".join(self._said)
-        return re.findall(r"^\[rank (\d)\] lost (\d+ \d+ .*)$", lines, re.MULTILINE)
 
     def _are_ready(self) -> bool:
         def are_here() -> bool:
@@ -197,6 +183,22 @@ class _Program:
 
     def _note(self, fault: str) -> None:
         self._tally.faults.append(f"seed {self._seed}: {fault}")
+
+
+def _lost(said: list[str]) -> dict[str, str]:
+    """By rank: whom it has lost, after how many rounds, and the error."""
+    return dict(re.findall(r"^\[rank (\d)\] lost (\d+ \d+ .*)$", "".join(said), re.MULTILINE))
+
+
+def _judge(seed: int, victim: int, said: list[str], tally: Tally) -> None:
+    lost = _lost(said)
+    for rank in sorted({*range(RANKS)} - {victim}):
+        who, rounds, error = lost.get(str(rank), "- 0 -").split(maxsplit=2)
+        if who == str(victim) or f"after rank {victim} was lost" in error:
+            tally.rounds += int(rounds)
+        else:
+            last = [line for line in said if line.startswith(f"[rank {rank}]")][-1:]
+            tally.faults.append(f"seed {seed}: rank {victim} died, rank {rank} said {last}")
 
 
 # ---------------------------------------------------------------------------- strangers

@@ -135,7 +135,7 @@ def test_storm_passes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_hosts_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hosts", "--kills", "1", "--frames", "200", "--seed", "7"]) == 0
     verdict = capsys.readouterr().out.splitlines()[-1]
-    assert verdict.startswith("hosts: PASSED: 1 ranks killed and 0 stopped, of 3 each; ")
+    assert verdict.startswith("hosts: PASSED: 1 ranks killed and 0 stopped, of 3, in 1 programs; ")
     assert verdict.endswith(" 200 frames of strangers, 0 faults; nothing left")
 
 
@@ -158,9 +158,9 @@ def test_elastic_notices_other_bits(
 def test_hosts_notices_what_a_rank_does_not_say() -> None:
     tally = hosts.Tally()
     other = "[rank 2] lost 0 9 rank 0 is lost: it has left the group after rank 1 was lost\n"
-    hosts._judge(7, 1, "[rank 0] lost 1 8 rank 1 is lost\n" + other, "", tally)
+    hosts._judge(7, 1, ["[rank 0] lost 1 8 rank 1 is lost\n", other], tally)
     assert (tally.rounds, tally.faults) == (17, [])
-    hosts._judge(7, 1, "[rank 0] wrong an average is wrong in round 3\n", "", tally)
+    hosts._judge(7, 1, ["[rank 0] wrong an average is wrong in round 3\n"], tally)
     assert len(tally.faults) == 2
     assert "wrong an average" in tally.faults[0]
 

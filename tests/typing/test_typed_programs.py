@@ -12,6 +12,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TYPED = ROOT / "tests" / "typing" / "typed_functions.py"
+#: Programs without types of their own.
+EXAMPLES = [
+    ROOT / "examples" / f"{name}.py"
+    for name in ("mixture_of_experts", "render_tiles", "train_gan", "lazy_reader")
+]
 
 
 @pytest.fixture
@@ -31,6 +36,8 @@ def test_mypy_passes_them(readmes: Path) -> None:
     pytest.importorskip("mypy")
     done = checked(sys.executable, "-m", "mypy", "--strict", readmes, TYPED)
     assert done.returncode == 0, done.stdout
+    done = checked(sys.executable, "-m", "mypy", *EXAMPLES)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.long
@@ -38,7 +45,7 @@ def test_pyright_passes_them(readmes: Path) -> None:
     pyright = shutil.which("pyright")
     if pyright is None:
         pytest.skip("pyright is not installed")
-    done = checked(pyright, "--pythonpath", sys.executable, readmes, TYPED)
+    done = checked(pyright, "--pythonpath", sys.executable, readmes, TYPED, *EXAMPLES)
     assert done.returncode == 0, done.stdout
 
 
