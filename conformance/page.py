@@ -36,11 +36,17 @@ def unexpected(found: Found, reasons: Mapping[str, str]) -> list[str]:
     lines = []
     for mode, by_method in found.items():
         for method, outcome in by_method.items():
-            if outcome.status != "passed" and method.name not in reasons:
+            reason = _reason(reasons, mode, method)
+            if outcome.status != "passed" and not reason:
                 lines.append(f"{mode}: {method.name} fails, and left.toml has no reason")
-            if outcome.status == "passed" and method.name in reasons:
+            if outcome.status == "passed" and reason:
                 lines.append(f"{mode}: {method.name} passes: its reason in left.toml can go")
     return lines
+
+
+def _reason(reasons: Mapping[str, str], mode: str, method: Method) -> str:
+    """Why a method does not pass in a mode: its name stands for all, or the mode before it."""
+    return reasons.get(method.name) or reasons.get(f"{mode}: {method.name}", "")
 
 
 def write(methods: Sequence[Method], found: Found, reasons: Mapping[str, str]) -> None:
@@ -75,4 +81,4 @@ def text(methods: Sequence[Method], found: Found, reasons: Mapping[str, str]) ->
 def _why(method: Method, found: Found, reasons: Mapping[str, str]) -> str:
     failing = [m for m, by in found.items() if method in by and by[method].status != "passed"]
     only = "" if len(failing) == len(found) else f"(in {', '.join(f'`{m}`' for m in failing)}) "
-    return only + reasons.get(method.name, "not explained yet")
+    return only + (_reason(reasons, failing[0], method) or "not explained yet")
