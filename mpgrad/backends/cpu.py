@@ -265,6 +265,9 @@ class CpuBackend(cpu_matrices.Matrices):
     def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
         if x.dtype.kind == "u":
             return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims, dtype=np.int64))
+        if x.dtype == np.float16:  # parts of the sum may be too large for it
+            total = _add_reduce(x, axis=axis, keepdims=keepdims, dtype=np.float32)
+            return _as_array(total.astype(np.float16))
         if axis is None or x.nbytes < LARGE_BYTES or x.dtype.kind not in "fc":
             return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims))
         shape = reduced_shape(x.shape, axis, keepdims)

@@ -21,6 +21,7 @@ from mpgrad.ops.comparison import ge, logical_not, ne
 from mpgrad.ops.indexing import getitem
 from mpgrad.ops.loss_reduction import alike, meant_reduction, reduced
 from mpgrad.ops.promotion import cast, operands, refuse_complex
+from mpgrad.ops.reduction import mean_of
 from mpgrad.ops.transcendental import exp, xlogy
 from mpgrad.tensors.tensor import Tensor
 
@@ -243,8 +244,7 @@ def _mse_forward(xp: Any, input: Any, target: Any, *, reduction: str) -> Any:
     squares = xp.square(xp.subtract(input, target))
     if reduction == "none":
         return squares
-    total = xp.sum(squares)
-    return total if reduction == "sum" else xp.divide(total, math.prod(squares.shape))
+    return xp.sum(squares) if reduction == "sum" else mean_of(xp, squares, None, keepdim=False)
 
 
 def _mse_grad(xp: Any, grad: Any, input: Any, target: Any, reduction: str) -> Any:

@@ -59,12 +59,16 @@ def _mean_grad(xp: Any, grad: Any, input_shape: tuple[int, ...], dim: Dims) -> A
 
 _mean = operator(
     "mean",
-    lambda xp, input, *, dim, keepdim: _mean_of(xp, input, dim, keepdim),
+    lambda xp, input, *, dim, keepdim: mean_of(xp, input, dim, keepdim),
     input=_mean_grad,
 )
 
 
-def _mean_of(xp: Any, input: Any, dim: Dims, keepdim: bool) -> Any:
+def mean_of(xp: Any, input: Any, dim: Dims, keepdim: bool) -> Any:
+    """The mean over ``dim``, in the dtype of ``input``."""
+    if input.dtype == np.float16:  # the sum may be too large for it
+        found = mean_of(xp, xp.astype(input, np.float32), dim, keepdim)
+        return xp.astype(found, input.dtype)
     return xp.divide(xp.sum(input, dim, keepdim), count(input.shape, dim))
 
 
@@ -100,7 +104,7 @@ def squared_size(xp: Any, x: Any) -> Any:
 
 
 def _centered(xp: Any, input: Any, dim: Dims) -> Any:
-    return xp.subtract(input, _mean_of(xp, input, dim, True))
+    return xp.subtract(input, mean_of(xp, input, dim, True))
 
 
 def _var_of(xp: Any, input: Any, *, dim: Dims, correction: float, keepdim: bool) -> Any:
@@ -150,7 +154,7 @@ def var(
 
 def _var_and_mean(xp: Any, input: Any, *, dim: Dims, correction: float, keepdim: bool) -> Any:
     variance = _var_of(xp, input, dim=dim, correction=correction, keepdim=keepdim)
-    return variance, _mean_of(xp, input, dim, keepdim)
+    return variance, mean_of(xp, input, dim, keepdim)
 
 
 _var_mean = operator(
