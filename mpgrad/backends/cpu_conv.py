@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from mpgrad.backends.cpu_products import product
 from mpgrad.backends.cpu_windows import (
     Array,
     Pair,
@@ -64,11 +65,11 @@ def conv2d(
     out = xp.empty((n, out_channels, height, width), x.dtype)
     pieces = out.reshape(n, groups, out_channels // groups, height * width)
     if _has_one_tap(weight):
-        np.matmul(filters, windows.reshape(n, groups, -1, height * width), out=pieces)
+        product(filters, windows.reshape(n, groups, -1, height * width), out=pieces)
         return out
     for images, columns in _blocks(windows, _CHANNELS_FIRST, weight.nbytes):
-        product = np.matmul(filters, columns.reshape(groups, filters.shape[2], -1))
-        by_image = product.reshape(groups, out_channels // groups, -1, height * width)
+        found = product(filters, columns.reshape(groups, filters.shape[2], -1))
+        by_image = found.reshape(groups, out_channels // groups, -1, height * width)
         pieces[images] = by_image.transpose(2, 0, 1, 3)
     return out
 
@@ -96,13 +97,13 @@ def conv2d_weight_grad(
     for images, columns in _blocks(windows, order, 2 * out.nbytes):
         rows = by_image[images].transpose(1, 2, 0, 3).reshape(groups, by_image.shape[2], -1)
         length = rows.shape[2]
-        product = np.matmul(
+        found = product(
             rows,
             columns.reshape(groups, length, -1)
             if is_last
             else columns.reshape(groups, -1, length).transpose(0, 2, 1),
         )
-        total = product if total is None else np.add(total, product, out=total)
+        total = found if total is None else np.add(total, found, out=total)
     if total is None:  # no images
         out.fill(0)
         return out
@@ -147,7 +148,7 @@ def conv2d_input_grad(
     per_image = math.prod((*size, *weight.shape[1:], groups)) * grad.itemsize
     for images in _slices(n, per_image, weight.nbytes):
         pixels = by_image[images].transpose(1, 0, 3, 4, 2)
-        columns = np.matmul(pixels.reshape(groups, -1, pixels.shape[4]), by_tap)
+        columns = product(pixels.reshape(groups, -1, pixels.shape[4]), by_tap)
         of_taps = columns.reshape(*pixels.shape[:4], *kernel, channels).transpose(
             1, 0, 6, 4, 5, 2, 3
         )
@@ -173,7 +174,7 @@ def _input_grad_at_once(
     n, out_channels, height, width = grad.shape
     filters = weight.reshape(groups, out_channels // groups, -1)
     rows = grad.reshape(n, groups, out_channels // groups, height * width)
-    columns = np.matmul(filters.transpose(0, 2, 1), rows)
+    columns = product(filters.transpose(0, 2, 1), rows)
     of_taps = columns.reshape(n, input_shape[1], *weight.shape[2:], height, width)
     padded = padded_zeros(input_shape, padding, grad.dtype)
     for i, j, view in each_tap(padded, weight.shape[2:], stride, dilation, (height, width)):

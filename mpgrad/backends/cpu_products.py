@@ -24,11 +24,30 @@ def matmul(xp: CpuBackend, a: Array, b: Array) -> Array:
     if a.ndim != 2 or b.ndim != 2 or a.shape[0] * b.shape[1] * a.itemsize < LARGE_BYTES:
         if a.ndim > 2 and b.ndim > 1 and a.dtype == b.dtype and a.dtype.kind in "fc":
             batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-            return np.matmul(a, b, out=xp._place((*batch, a.shape[-2], b.shape[-1]), a.dtype))
-        product = np.matmul(a, b)
-        return product if type(product) is np.ndarray else np.asarray(product)
+            return product(a, b, xp._place((*batch, a.shape[-2], b.shape[-1]), a.dtype))
+        found = product(a, b)
+        return found if type(found) is np.ndarray else np.asarray(found)
     out = xp.empty((a.shape[0], b.shape[1]), np.result_type(a, b))
-    return np.matmul(a, b, out=out)
+    return product(a, b, out)
+
+
+def product(a: Array, b: Array, out: Array | None = None) -> Array:
+    """``np.matmul``, which does not warn of invalid values where BLAS may say so without one."""
+    if not warns_at_random(a, b):
+        return np.matmul(a, b, out=out)
+    with np.errstate(invalid="ignore"):
+        return np.matmul(a, b, out=out)
+
+
+def warns_at_random(a: Array, b: Array) -> bool:
+    """Whether the product is one of a ``float32`` vector.
+
+    OpenBLAS reads past a vector of five elements on CPUs with AVX-512. What stands there on the
+    stack does not change the product, but may be a signalling NaN, and then NumPy warns.
+    """
+    if a.dtype != np.float32 and b.dtype != np.float32:
+        return False
+    return a.ndim == 1 or b.ndim == 1 or a.shape[-2] == 1 or b.shape[-1] == 1
 
 
 def _blas_layout(x: Array) -> Array:

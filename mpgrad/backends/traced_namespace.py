@@ -18,6 +18,7 @@ from mpgrad.backends.blockwise import WHOLE_BYTES
 from mpgrad.backends.broadcasting import stretched_axes
 from mpgrad.backends.cpu import LARGE_BYTES, CpuBackend, complete_key
 from mpgrad.backends.cpu_choices import direct_where
+from mpgrad.backends.cpu_products import warns_at_random
 
 #: The characters of a number that a name cannot have: no two numbers get one name.
 _IN_NAMES = str.maketrans({".": "_", "-": "minus", "+": "plus"})
@@ -224,6 +225,8 @@ def _reduction(ufunc: Any) -> Lowering:
 def _matmul(xp: TracedNamespace, result: Any, a: Any, b: Any) -> str | None:
     # With other layouts, or where they share memory, an operand is copied first.
     if not xp.is_fixed or a.ndim != 2 or b.ndim != 2 or np.may_share_memory(a, b):
+        return None
+    if warns_at_random(a, b):
         return None
     if any(x.itemsize not in (x.strides[-1], x.strides[-2]) for x in (a, b)):
         return None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mpgrad as mg
 from mpgrad.backends.cpu import CpuBackend
 from tests.torch_outcomes import Of
 
@@ -102,6 +103,19 @@ def test_large_where_chooses_every_bit_pattern(dtype: Any) -> None:
 def test_matmul_is_the_same_whether_or_not_operands_share_memory() -> None:
     xp, x = CpuBackend(np.empty), draw(*LARGE)
     assert xp.matmul(x.T, x).tobytes() == xp.matmul(x.T, x.copy()).tobytes()
+
+
+def test_a_product_with_a_vector_does_not_warn() -> None:
+    # On CPUs with AVX-512 OpenBLAS tells of invalid values where there are none. Warnings are
+    # errors here: a value that is invalid shows everywhere that none is told.
+    xp = CpuBackend(np.empty)
+    row, matrix = np.array([[np.inf, 0, 1, 1, 1]], np.float32), np.zeros((5, 3), np.float32)
+    for a, b in ((row, matrix), (matrix.T, row.T), (row[0], matrix), (row[None], matrix)):
+        assert np.isnan(xp.matmul(a, b)).any()
+    for _ in range(4):  # from the second on its source is compiled
+        leaf = mg.tensor(row, requires_grad=True)
+        (leaf @ mg.tensor([[math.inf, -math.inf, 1]] * 5)).sum().backward()
+        assert np.isnan(leaf.grad.numpy()).all()
 
 
 def test_sum_to_reverses_broadcasting() -> None:
