@@ -286,6 +286,11 @@ LEFT = (
         "between infinite ends nothing is evenly spaced",
     ),
     Left(
+        r"renorm",
+        r"(nan|0\.0) in place of 1\.0$",
+        "where the power overflows PyTorch's value is 0, but its gradient that of a finite norm",
+    ),
+    Left(
         r"vander",
         r"in place of None$",
         "the power 0 has the gradient 0; in PyTorch a column of ones has none",
