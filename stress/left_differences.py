@@ -287,13 +287,23 @@ LEFT = (
     ),
     Left(
         r"renorm",
-        r"(nan|0\.0) in place of 1\.0$",
-        "where the power overflows PyTorch's value is 0, but its gradient that of a finite norm",
+        r"in place of -?0\.0$",
+        "the norm is one of float64; in PyTorch only that of the gradient, and powers overflow",
     ),
     Left(
         r"vander",
         r"in place of None$",
         "the power 0 has the gradient 0; in PyTorch a column of ones has none",
+    ),
+    Left(
+        r"logspace",
+        r"in place of nan$",
+        "a complex power that overflows keeps an imaginary part of 0",
+    ),
+    Left(
+        r"(linalg\.)?pinv(erse)?",
+        r"^nan in place of -?inf$",
+        "the squares of an inverse overflow in the gradient, in another order",
     ),
     Left(
         r"igammac?",
