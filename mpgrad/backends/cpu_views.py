@@ -59,6 +59,8 @@ def put_view(xp: CpuBackend, x: Array, value: Any, steps: tuple[tuple[Any, ...],
     if target.size and not np.may_share_memory(target, out):
         # The tensor had another memory layout, so a reshape among the steps made a copy here.
         return _put_stepwise(xp, x, value, steps)
+    if type(target) is np.ndarray and not target.flags.writeable:
+        target.flags.writeable = True  # a part of an expanded array whose elements do not overlap
     target[...] = value
     return out
 
