@@ -51,7 +51,7 @@ def main() -> None:
             sys.exit(f"{name}: exit code {done.returncode}\n{done.stdout}")
         shown = COMMANDS[name].replace("-m mpgrad", "mpgrad")
         command = shown if shown.startswith("mpgrad") else f"python {shown}"
-        # Where this checkout lies is nobody's concern.
+        # The output does not show where this checkout lies.
         printed = re.sub(rf"{re.escape(str(ROOT))}/", "", done.stdout)
         (OUTPUTS / f"{name}.txt").write_text(f"$ {command}\n{printed}")
         print(f"{name}: {len(printed.splitlines())} lines")

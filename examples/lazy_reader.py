@@ -11,6 +11,7 @@ python examples/lazy_reader.py [samples per file]
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ import mpgrad as mg
 SAMPLES = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
 
 
-def samples_of(path):
+def samples_of(path: str) -> Any:
     """The samples of a file; nothing is read before they are used."""
     return np.load(path, mmap_mode="r")
 
@@ -30,12 +31,12 @@ class Correlate(mg.Function):
     run_on = "worker"  # nobody changes the files
 
     @staticmethod
-    def forward(ctx, taps, path):
+    def forward(ctx: Any, taps: mg.Tensor, path: str) -> Any:
         ctx.path = path
         return np.convolve(samples_of(path), taps.numpy(), mode="valid").mean()
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: mg.Tensor) -> tuple[mg.Tensor, None]:
         samples = samples_of(ctx.path)
         count = samples.size - TAPS + 1
         slopes = [samples[TAPS - 1 - k : TAPS - 1 - k + count].mean() for k in range(TAPS)]

@@ -4,6 +4,7 @@ python examples/mixture_of_experts.py [size]
 """
 
 import sys
+from typing import Any
 
 from scipy import sparse
 from scipy.sparse.linalg import spsolve
@@ -17,16 +18,16 @@ class Solve(mg.Function):
     """``x`` with ``A x = b``. The sparse matrix stands on ctx: it travels to the worker."""
 
     @staticmethod
-    def forward(ctx, b, matrix):
+    def forward(ctx: Any, b: mg.Tensor, matrix: sparse.csc_array) -> Any:
         ctx.matrix = matrix
         return spsolve(matrix, b.numpy())
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: mg.Tensor) -> tuple[Any, None]:
         return spsolve(ctx.matrix.T.tocsc(), grad.numpy()), None
 
 
-def laplacian(size, shift):
+def laplacian(size: int, shift: float) -> sparse.csc_array:
     """A grid of ``size`` x ``size`` points, each joined to its neighbours."""
     eye = sparse.eye_array(size)
     line = (2.0 + shift) * eye - sparse.eye_array(size, k=1) - sparse.eye_array(size, k=-1)
@@ -35,7 +36,7 @@ def laplacian(size, shift):
 
 mg.manual_seed(0)
 experts = [laplacian(SIZE // 4, 0.1 * k) for k in range(1, 9)]
-heat = mg.rand(experts[0].shape[0], dtype=mg.float64, requires_grad=True)
+heat = mg.rand((SIZE // 4) ** 2, dtype=mg.float64, requires_grad=True)
 gate = mg.zeros(len(experts), dtype=mg.float64, requires_grad=True)
 optimizer = mg.optim.Adam([heat, gate], lr=0.05)
 

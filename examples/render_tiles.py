@@ -10,6 +10,7 @@ import math
 import sys
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +31,14 @@ class Camera:
 class MovableCamera:
     """The same, but it may change at any time."""
 
-    def __init__(self, distance, focus):
+    def __init__(self, distance: float, focus: float) -> None:
         self.distance, self.focus = distance, focus
 
 
-def shade(camera, x, y, radius):
+AnyCamera = Camera | MovableCamera
+
+
+def shade(camera: AnyCamera, x: float, y: float, radius: float) -> tuple[float, float]:
     """Brightness of a sphere where a ray meets it (the squared cosine between the ray and the
     surface's normal), and the derivative by the radius."""
     towards = camera.distance * camera.focus / math.sqrt(x * x + y * y + camera.focus**2)
@@ -48,19 +52,23 @@ class Tile(mg.Function):
     """One tile of the picture, as a function of the sphere's radius."""
 
     @staticmethod
-    def forward(ctx, radius, camera, left, top, size):
+    def forward(
+        ctx: Any, radius: mg.Tensor, camera: AnyCamera, left: float, top: float, size: int
+    ) -> np.ndarray:
         ctx.camera, ctx.left, ctx.top, ctx.size = camera, left, top, size
         ctx.save_for_backward(radius)
         return march(camera, radius.item(), left, top, size, 0)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: mg.Tensor) -> tuple[Any, None, None, None, None]:
         (radius,) = ctx.saved_tensors
         slopes = march(ctx.camera, radius.item(), ctx.left, ctx.top, ctx.size, 1)
         return (grad.numpy() * slopes).sum(), None, None, None, None
 
 
-def march(camera, radius, left, top, size, which):
+def march(
+    camera: AnyCamera, radius: float, left: float, top: float, size: int, which: int
+) -> np.ndarray:
     """Brightness (``which`` = 0) or its derivative of the pixels of a tile."""
     step = 2.0 / (TILES * size)
     rows = [
@@ -70,7 +78,7 @@ def march(camera, radius, left, top, size, which):
     return np.array(rows)
 
 
-def picture(radius, camera):
+def picture(radius: mg.Tensor, camera: AnyCamera) -> mg.Tensor:
     """All tiles, as one image."""
     size = WIDTH // TILES
     corners = [-1.0 + 2.0 * k / TILES for k in range(TILES)]

@@ -286,9 +286,37 @@ LEFT = (
         "between infinite ends nothing is evenly spaced",
     ),
     Left(
+        r"renorm",
+        r"in place of -?0\.0$",
+        "the norm is one of float64; in PyTorch only that of the gradient, and powers overflow",
+    ),
+    Left(
         r"vander",
         r"in place of None$",
         "the power 0 has the gradient 0; in PyTorch a column of ones has none",
+    ),
+    Left(
+        r"vander",
+        r"in place of nan$",
+        "a power of an infinite complex number has NaN where the definition of products has it",
+        only_of="infinite",
+    ),
+    Left(
+        r"histogramdd",
+        r"(0\.0 in place of 1|1\.0 in place of 0)\.0$",
+        "between ends that are equal but for rounding, the element stands in another of the bins",
+        only_of="huge",
+    ),
+    Left(
+        r"logspace",
+        r"in place of nan$",
+        "a complex power that overflows keeps an imaginary part of 0",
+        only_of="huge",
+    ),
+    Left(
+        r"(linalg\.)?pinv(erse)?",
+        r"^nan in place of -?inf$",
+        "the squares of an inverse overflow in the gradient, in another order",
     ),
     Left(
         r"igammac?",

@@ -227,17 +227,18 @@ class ArrayProgram:
 
     def item(self, array: ArrayProxy, key: Any) -> Any:
         """``array[key]``."""
-        self._check_key(key)
+        self.check_key(key)
         value = array._value[_plain(key)]
         return self.result(f"{array._name}[{self.text(key)}]", value, (array,))
 
     def set_item(self, array: ArrayProxy, key: Any, value: Any) -> None:
         """``array[key] = value``."""
-        self._check_key(key)
+        self.check_key(key)
         array._value[_plain(key)] = _plain(value)
         self.write(f"{array._name}[{self.text(key)}] = {self.text(value)}")
 
-    def _check_key(self, key: Any) -> None:
+    def check_key(self, key: Any) -> None:
+        """Refuse a key whose result has a shape that depends on values."""
         for item in _flat((key,)):
             if type(item) is ArrayProxy and item.dtype.kind == "b":
                 self.read("a boolean mask as an index")

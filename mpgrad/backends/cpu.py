@@ -17,6 +17,7 @@ from mpgrad.backends import (
     blockwise,
     cpu_choices,
     cpu_conv,
+    cpu_indexing,
     cpu_matrices,
     cpu_products,
     cpu_special,
@@ -33,9 +34,6 @@ LARGE_BYTES = cpu_choices.LARGE_BYTES
 #: Operands with fewer pairs of elements cannot have a large result (at most 16 bytes each).
 SMALL_PAIRS = LARGE_BYTES // 16
 
-#: A placeholder in a key of ``getitem`` for the next of ``indices``.
-INDEX = "index"
-
 
 _INT64 = np.dtype(np.int64)
 _add_reduce: Any = np.add.reduce
@@ -49,6 +47,13 @@ def total_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _as_array(value: Any) -> Array:
     """NumPy returns scalars where the result is 0-d; operators return arrays."""
     return value if type(value) is np.ndarray else np.asarray(value)
+
+
+def _reduced(value: Any) -> Array:
+    """The C-contiguous array of a reduction: NumPy lays results out as it finds the operand."""
+    if type(value) is not np.ndarray:
+        return np.asarray(value)
+    return value if value.ndim < 2 or value.flags.c_contiguous else np.ascontiguousarray(value)
 
 
 def _binary(ufunc: np.ufunc, result: type | None = None) -> Callable[..., Array]:
@@ -91,7 +96,7 @@ def _cumulative(ufunc: np.ufunc) -> Callable[..., Array]:
 
 def _reduction(function: Callable[..., Any]) -> Callable[..., Array]:
     def apply(self: CpuBackend, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
-        return _as_array(function(x, axis=axis, keepdims=keepdims))
+        return _reduced(function(x, axis=axis, keepdims=keepdims))
 
     return apply
 
@@ -260,19 +265,19 @@ class CpuBackend(cpu_matrices.Matrices):
     all = _reduction(np.all)
 
     def prod(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
-        return _as_array(np.prod(x, axis=axis, keepdims=keepdims, dtype=total_dtype(x.dtype)))
+        return _reduced(np.prod(x, axis=axis, keepdims=keepdims, dtype=total_dtype(x.dtype)))
 
     def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
         if x.dtype.kind == "u":
-            return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims, dtype=np.int64))
+            return _reduced(_add_reduce(x, axis=axis, keepdims=keepdims, dtype=np.int64))
         if x.dtype == np.float16:  # parts of the sum may be too large for it
             total = _add_reduce(x, axis=axis, keepdims=keepdims, dtype=np.float32)
-            return _as_array(total.astype(np.float16))
+            return _reduced(total.astype(np.float16))
         if axis is None or x.nbytes < LARGE_BYTES or x.dtype.kind not in "fc":
-            return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims))
+            return _reduced(_add_reduce(x, axis=axis, keepdims=keepdims))
         shape = reduced_shape(x.shape, axis, keepdims)
         if math.prod(shape) * x.itemsize < LARGE_BYTES:
-            return _as_array(_add_reduce(x, axis=axis, keepdims=keepdims))
+            return _reduced(_add_reduce(x, axis=axis, keepdims=keepdims))
         out = self.empty(shape, x.dtype)
         return _add_reduce(x, axis=axis, keepdims=keepdims, out=out)
 
@@ -338,36 +343,12 @@ class CpuBackend(cpu_matrices.Matrices):
 
     # ------------------------------------------------------------------ indexing
 
-    def getitem(self, x: Array, key: tuple[Any, ...], indices: Sequence[Array] = ()) -> Array:
-        """``x[key]``, a view if NumPy returns one; ``indices`` replace ``INDEX``."""
-        return x[complete_key(key, indices)]
-
-    def put_index(self, x: Array, value: Any, key: tuple[Any, ...], indices: Any) -> Array:
-        """A copy of ``x`` with ``value`` at ``key``."""
-        out = self.copy(x)
-        self.assign_index(out, value, key, indices)
-        return out
-
-    def assign_index(self, x: Array, value: Any, key: tuple[Any, ...], indices: Any) -> None:
-        x[complete_key(key, indices)] = value
-
-    def scatter_index(
-        self, x: Array, key: tuple[Any, ...], indices: Sequence[Array], shape: tuple[int, ...]
-    ) -> Array:
-        """Zeros of ``shape`` with ``x`` added at ``key``: the adjoint of ``getitem``."""
-        out = self.zeros(shape, x.dtype)
-        if indices:
-            # Unbuffered and in the order of the elements, so that repeated indices sum up the same
-            # way each time.
-            cpu_views.accumulate_at(np.add, out, complete_key(key, indices), x)
-        else:
-            out[complete_key(key, ())] = x
-        return out
+    getitem, scatter_index = cpu_indexing.getitem, cpu_indexing.scatter_index
+    put_index, assign_index = cpu_indexing.put_index, cpu_indexing.assign_index
+    scatter_along_axis = cpu_indexing.scatter_along_axis
 
     def take_along_axis(self, x: Array, indices: Array, axis: int) -> Array:
         return np.take_along_axis(x, indices, axis)
-
-    scatter_along_axis = cpu_views.scatter_along_axis
 
     # ------------------------------------------------------------------ places
 
@@ -429,10 +410,3 @@ class CpuBackend(cpu_matrices.Matrices):
 def _complex_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The complex dtype whose parts have ``dtype``."""
     return np.dtype(f"c{2 * dtype.itemsize}")
-
-
-def complete_key(key: tuple[Any, ...], indices: Sequence[Array]) -> tuple[Any, ...]:
-    """``key`` with ``indices`` inserted, ending in an Ellipsis so that the result is an array."""
-    key = key if Ellipsis in key else (*key, Ellipsis)  # before arrays are in it (comparison)
-    left = iter(indices)
-    return tuple([next(left) if type(item) is str else item for item in key]) if indices else key

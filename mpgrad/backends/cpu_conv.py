@@ -63,6 +63,8 @@ def conv2d(
     n, out_channels, (height, width) = x.shape[0], weight.shape[0], windows.shape[-2:]
     filters = weight.reshape(groups, out_channels // groups, -1)
     out = xp.empty((n, out_channels, height, width), x.dtype)
+    if not out.size:
+        return out
     pieces = out.reshape(n, groups, out_channels // groups, height * width)
     if _has_one_tap(weight):
         product(filters, windows.reshape(n, groups, -1, height * width), out=pieces)
@@ -87,6 +89,9 @@ def conv2d_weight_grad(
 ) -> Array:
     """The gradient of ``conv2d`` for its weight, of shape ``weight_shape``."""
     out = xp.empty(weight_shape, grad.dtype)
+    if not grad.size:
+        out.fill(0)
+        return out
     is_last = not _has_one_tap(out)
     padded = _with_channels_last(x, padding) if is_last else pad(x, padding, 0)
     windows = _windows(padded, weight_shape[2:], stride, dilation, groups)
@@ -104,9 +109,7 @@ def conv2d_weight_grad(
             else columns.reshape(groups, -1, length).transpose(0, 2, 1),
         )
         total = found if total is None else np.add(total, found, out=total)
-    if total is None:  # no images
-        out.fill(0)
-        return out
+    assert total is not None
     channels, *kernel = weight_shape[1:]
     out[...] = total.reshape(out_channels, *kernel, channels).transpose(0, 3, 1, 2)
     return out

@@ -48,7 +48,7 @@ class Matrices:
         return np.linalg.solve(a, b)
 
     def cholesky(self, x: Array) -> Array:
-        return np.linalg.cholesky(x)
+        return positive_factor(x)
 
     def det(self, x: Array) -> Array:
         return np.asarray(np.linalg.det(x))
@@ -87,6 +87,19 @@ class Matrices:
     def eliminated(self, x: Array) -> Array:
         """Both triangles of ``L U`` of square matrices in one, without row exchanges."""
         return eliminated(self, x)
+
+
+def positive_factor(x: Array) -> Array:
+    """The lower triangular factor of Cholesky.
+
+    Raises:
+        LinAlgError: a matrix is not positive definite. One whose pivot is NaN is not; NumPy's BLAS
+            would go on with it.
+    """
+    factor = np.linalg.cholesky(x)
+    if np.isnan(np.diagonal(factor, axis1=-2, axis2=-1)).any():
+        raise np.linalg.LinAlgError("Matrix is not positive definite")
+    return factor
 
 
 def _refuse_infinite(x: Array) -> None:

@@ -59,6 +59,8 @@ def put_view(xp: CpuBackend, x: Array, value: Any, steps: tuple[tuple[Any, ...],
     if target.size and not np.may_share_memory(target, out):
         # The tensor had another memory layout, so a reshape among the steps made a copy here.
         return _put_stepwise(xp, x, value, steps)
+    if type(target) is np.ndarray and not target.flags.writeable:
+        target.flags.writeable = True  # a part of an expanded array whose elements do not overlap
     target[...] = value
     return out
 
@@ -136,43 +138,3 @@ def may_overlap(x: Array) -> bool:
                 return True
             reach += stride * (length - 1)
     return False
-
-
-#: With more dimensions NumPy's ``ufunc.at`` crashes.
-AT_MOST = 32
-
-
-def scatter_along_axis(xp: CpuBackend, x: Array, indices: Array, axis: int, size: int) -> Array:
-    """Zeros, ``size`` long along ``axis``, with ``x`` added at ``indices``.
-
-    The adjoint of ``take_along_axis``; repeated indices add up in the order of the elements.
-    """
-    shape = list(x.shape)
-    shape[axis] = size
-    out = xp.zeros(tuple(shape), x.dtype)
-    if axis == 1 and indices.ndim == 2 and indices.shape[1] == 1:  # none is repeated
-        out[np.arange(len(out)), indices[:, 0]] = x[:, 0]
-        return out
-    steps = [step // out.itemsize for step in out.strides]
-    places = np.remainder(indices, size) * steps[axis]
-    for other, length in enumerate(x.shape):
-        if other != axis:
-            along = [1] * x.ndim
-            along[other] = length
-            places += (np.arange(length) * steps[other]).reshape(along)
-    np.add.at(out.reshape(-1), places.reshape(-1), x.reshape(-1))
-    return out
-
-
-def accumulate_at(ufunc: np.ufunc, out: Array, places: tuple[Any, ...], x: Array) -> None:
-    """``out[places] = ufunc(out[places], x)``, in the order of the elements, so that repeated
-    places accumulate.
-
-    Args:
-        out: C-contiguous.
-        x: of the shape of ``out[places]``.
-    """
-    if max(out.ndim, x.ndim) > AT_MOST:
-        places = (np.arange(out.size).reshape(out.shape)[places].reshape(-1),)
-        out, x = out.reshape(-1), x.reshape(-1)
-    ufunc.at(out, places, x)

@@ -16,8 +16,9 @@ from mpgrad.backends.array_program import TRACING, ArrayProgram, plain
 from mpgrad.backends.array_proxies import ArrayProxy, NumberProxy
 from mpgrad.backends.blockwise import WHOLE_BYTES
 from mpgrad.backends.broadcasting import stretched_axes
-from mpgrad.backends.cpu import LARGE_BYTES, CpuBackend, complete_key
+from mpgrad.backends.cpu import LARGE_BYTES, CpuBackend
 from mpgrad.backends.cpu_choices import direct_where
+from mpgrad.backends.cpu_indexing import complete_key
 from mpgrad.backends.cpu_products import warns_at_random
 
 #: The characters of a number that a name cannot have: no two numbers get one name.
@@ -131,7 +132,10 @@ class TracedNamespace:
 
     def getitem(self, x: Any, key: tuple[Any, ...], indices: Any = ()) -> Any:
         """``x[key]``."""
-        return x[complete_key(key, indices)]
+        if indices:
+            self._program.check_key(indices)
+            return self._call("getitem", self._xp.getitem, (x, key, indices), {})
+        return x[complete_key(key, ())]
 
     def sum_to(self, x: Any, shape: tuple[int, ...]) -> Any:
         """As the namespace's."""

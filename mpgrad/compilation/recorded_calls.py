@@ -83,7 +83,7 @@ class RecordedCalls:
         attributes = program.text(dict(called.attributes))
         this = program.bound(operator, f"operator_{operator.name}")
         inputs = [self._input(called, value) for value in called.inputs]
-        if operator.view is not None:
+        if operator.view is not None and len(inputs) == 1:
             self._add(
                 called, f"share_memory({this}, {inputs[0]}, ({', '.join(names)},), {attributes})"
             )

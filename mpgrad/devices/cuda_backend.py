@@ -15,7 +15,8 @@ import numpy as np
 
 from mpgrad.backends import cpu_matrices, cpu_views, special_functions
 from mpgrad.backends import fourier_transforms as transforms
-from mpgrad.backends.cpu import INDEX, CpuBackend, _complex_of, complete_key, total_dtype
+from mpgrad.backends.cpu import CpuBackend, _complex_of, total_dtype
+from mpgrad.backends.cpu_indexing import INDEX, complete_key
 from mpgrad.backends.matmul_precision import matmul as matmul_precision
 from mpgrad.backends.recurrence import recurrence, recurrence_grads
 from mpgrad.devices import cuda_windows

@@ -164,7 +164,7 @@ def recorded(
     several = isinstance(raw, tuple)
     outputs = [Tensor(array) for array in (raw if several else (raw,))]
     records = is_grad_enabled()
-    if operator.view is not None:
+    if operator.view is not None and len(inputs) == 1:  # what index arrays choose is a copy
         view.share_memory(operator, inputs[0], outputs, attributes)
         records = records and inputs[0]._version_counter is not INFERENCE
     if MODES.entered:

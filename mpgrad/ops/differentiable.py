@@ -188,7 +188,7 @@ def blockwise(formula: Any, *operands: Any, axes: tuple[int, ...] | None = None)
 
 
 def getitem(x: Tensor, key: tuple[Any, ...], indices: Sequence[Tensor] = ()) -> Tensor:
-    """``x[key]``, where ``indices`` take the places that ``backends.cpu.INDEX`` marks."""
+    """``x[key]``, where ``indices`` take the places that ``backends.cpu_indexing.INDEX`` marks."""
     return call(indexing._getitem, x, *indices, key=key)  # type: ignore[no-any-return]
 
 

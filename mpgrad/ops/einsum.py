@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpgrad.ops import reduction
+from mpgrad.ops.arithmetic import mul
 from mpgrad.ops.indexing import getitem
 from mpgrad.ops.linalg import matmul
 from mpgrad.ops.promotion import as_tensor_operand
@@ -73,9 +74,11 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
     total = parts[0]
     for position, part in enumerate(parts[1:], start=2):
         kept = set(output).union(*(later.labels for later in parts[position:]))
-        total = _product(total, part, kept, sizes)
-    total = _summed(total, set(output))
-    return permute(total.tensor, tuple(total.labels.index(label) for label in output))
+        total = _product(total, part, kept, sizes, output)
+    gone = [label for label in total.labels if label not in output]
+    order = tuple(total.labels.index(label) for label in [*output, *gone])
+    found = permute(total.tensor, order)
+    return reduction.sum(found, tuple(range(len(output), found.ndim))) if gone else found
 
 
 def _from_lists(given: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
@@ -171,17 +174,39 @@ def _summed(part: _Labelled, kept: set[str]) -> _Labelled:
     return _Labelled(reduction.sum(part.tensor, gone), labels)
 
 
-def _product(a: _Labelled, b: _Labelled, kept: set[str], sizes: dict[str, int]) -> _Labelled:
-    """One batched matrix product: multiply, and sum over the shared dimensions that are dropped."""
+def _product(
+    a: _Labelled, b: _Labelled, kept: set[str], sizes: dict[str, int], output: str
+) -> _Labelled:
+    """One batched matrix product: multiply, and sum over the shared dimensions that are dropped.
+
+    Its dimensions are in the order of ``output`` as far as a product can have it.
+    """
     a, b = _summed(a, kept | set(b.labels)), _summed(b, kept | set(a.labels))
+
+    def ordered(labels: str) -> str:
+        return "".join(sorted(labels, key=f"{output}{a.labels}{b.labels}".index))
+
     shared = [label for label in a.labels if label in b.labels]
-    batch = "".join(label for label in shared if label in kept)
+    batch = ordered("".join(label for label in shared if label in kept))
     inner = "".join(label for label in shared if label not in kept)
-    left = "".join(label for label in a.labels if label not in shared)
-    right = "".join(label for label in b.labels if label not in shared)
+    left = ordered("".join(label for label in a.labels if label not in shared))
+    right = ordered("".join(label for label in b.labels if label not in shared))
+    if not inner:  # nothing is summed
+        labels = ordered(batch + left + right)
+        return _Labelled(mul(_stretched(a, labels), _stretched(b, labels)), labels)
+    if ordered(left + right)[:1] == right[:1] != "":
+        a, b, left, right = b, a, right, left
     product = matmul(_matrix(a, batch, left, inner), _matrix(b, batch, inner, right))
     labels = batch + left + right
     return _Labelled(reshape(product, tuple(sizes[label] for label in labels)), labels)
+
+
+def _stretched(part: _Labelled, labels: str) -> Tensor:
+    """The dimensions in the order of ``labels``, of length 1 where ``part`` has none."""
+    order = [part.labels.index(label) for label in labels if label in part.labels]
+    lengths = iter(part.tensor.shape[at] for at in order)
+    shape = tuple(next(lengths) if label in part.labels else 1 for label in labels)
+    return reshape(permute(part.tensor, tuple(order)), shape)
 
 
 def _matrix(part: _Labelled, *groups: str) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpgrad.backends.cpu_matrices import positive_factor
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.errors import LinAlgError
 from mpgrad.ops.choices import where
@@ -49,7 +50,7 @@ def _with_info(
 def _is_not_positive(matrix: Any) -> bool:
     """Whether a matrix of NumPy is not positive definite."""
     try:
-        np.linalg.cholesky(matrix)
+        positive_factor(matrix)
     except np.linalg.LinAlgError:
         return True
     return False

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends.cpu import INDEX
+from mpgrad.backends.cpu_indexing import INDEX
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator

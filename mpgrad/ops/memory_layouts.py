@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends.cpu import INDEX
+from mpgrad.backends.cpu_indexing import INDEX
 from mpgrad.backends.cpu_views import strided_places
 from mpgrad.base.dtype import default_float
 from mpgrad.devices.device_arrays import usable

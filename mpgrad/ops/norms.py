@@ -139,8 +139,8 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     """``input`` whose slices along ``dim`` have a p-norm of at most ``maxnorm``.
 
     Raises:
-        RuntimeError: ``p`` is not positive, ``maxnorm`` negative, or there are fewer than two
-            dimensions.
+        RuntimeError: ``p`` is not positive, ``maxnorm`` negative, there are fewer than two
+            dimensions, or ``input`` holds integers.
     """
     if isinstance(p, complex) or not p > 0:
         raise RuntimeError(f"renorm: non-positive-norm not supported, got p={p}")
@@ -149,9 +149,12 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     if input.ndim < 2:
         raise RuntimeError(f"renorm: input needs at least 2 dimensions, got {input.ndim}")
     kept = one_dim(dim, input.ndim)
-    length = norm(input, p, [d for d in range(input.ndim) if d != kept], keepdim=True)
+    if input.dtype.kind not in "fc":
+        raise RuntimeError(f"renorm: expected a floating or complex tensor, got {input.dtype}")
+    wide = cast(input, np.result_type(input._array.dtype, np.float64))  # powers overflow early
+    length = norm(wide, p, [d for d in range(input.ndim) if d != kept], keepdim=True)
     factor = where(gt(length, maxnorm), div(maxnorm, add(length, 1e-7)), 1.0)
-    return mul(input, factor)
+    return mul(input, cast(factor, input.dtype.to_real()))
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:

@@ -12,7 +12,7 @@ from mpgrad.ops.dimensions import one_dim
 from mpgrad.ops.extrema import ValuesAndIndices
 from mpgrad.ops.indexing import getitem, take_along_axis
 from mpgrad.ops.promotion import as_tensor_operand
-from mpgrad.ops.shape import clone
+from mpgrad.ops.shape import clone, contiguous
 from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["argsort", "sort", "topk"]
@@ -94,5 +94,5 @@ def topk(
     indices = argsort(tensor, where, descending=largest)
     if tensor.ndim == 0:
         return ValuesAndIndices(clone(tensor), indices)
-    first = getitem(indices, (slice(None),) * where + (slice(0, k),))
+    first = contiguous(getitem(indices, (slice(None),) * where + (slice(0, k),)))
     return ValuesAndIndices(take_along_axis(tensor, first, where), first)

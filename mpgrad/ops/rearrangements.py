@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.backends.broadcasting import broadcast_shape
-from mpgrad.backends.cpu import INDEX
+from mpgrad.backends.cpu_indexing import INDEX
 from mpgrad.backends.cpu_views import strided_places
 from mpgrad.base.size import Size
 from mpgrad.dispatch.operator_call import call

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends.cpu import INDEX
-from mpgrad.backends.cpu_views import accumulate_at
+from mpgrad.backends.cpu_indexing import INDEX, accumulate_at
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator

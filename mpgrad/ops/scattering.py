@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends.cpu import INDEX
+from mpgrad.backends.cpu_indexing import INDEX
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.graph.grad_modes import is_grad_enabled
 from mpgrad.ops.arithmetic import add, mul

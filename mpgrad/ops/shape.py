@@ -174,6 +174,8 @@ def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
             f"movedim: Invalid source or destination dims: source ({source}) and destination "
             f"({destination}) must name as many dimensions, each once"
         )
+    if not input.ndim:
+        return call(_permute, input, dims=())
     order: list[int | None] = [None] * input.ndim
     for start, end in zip(starts, ends, strict=True):
         order[end] = start
@@ -188,8 +190,10 @@ def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """A view with dimension ``dim`` in several, of lengths ``sizes`` (one may be -1).
 
     Raises:
-        RuntimeError: ``sizes`` do not multiply to the length.
+        RuntimeError: ``sizes`` do not multiply to the length, or ``input`` has no dimensions.
     """
+    if not input.ndim:
+        raise RuntimeError("unflatten: the tensor has no dimensions")
     dim = one_dim(dim, input.ndim)
     known = math.prod(n for n in sizes if n != -1)
     length = input.shape[dim]

@@ -222,7 +222,16 @@ def _reversed(self: Tensor) -> Tensor:
 
 
 def _matrices_transposed(self: Tensor) -> Tensor:
-    """A view whose last two dimensions have changed places."""
+    """A view whose last two dimensions have changed places.
+
+    Raises:
+        RuntimeError: there are fewer than two.
+    """
+    if self.ndim < 2:
+        raise RuntimeError(
+            "tensor.mT is only supported on matrices or batches of matrices. "
+            f"Got {self.ndim}-D tensor."
+        )
     return shape.transpose(self, -2, -1)
 
 

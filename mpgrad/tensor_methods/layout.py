@@ -33,8 +33,26 @@ def is_contiguous(self: Tensor) -> bool:
 
 def stride(self: Tensor, dim: int | None = None) -> Any:
     """Steps between neighbours along each dimension, in elements."""
-    strides = tuple(step // self._array.itemsize for step in self._array.strides)
+    array = self._array
+    if 1 in array.shape or 0 in array.shape:
+        strides = _steps(array)
+    else:
+        strides = tuple(step // array.itemsize for step in array.strides)
     return strides if dim is None else strides[dim]
+
+
+def _steps(array: Any) -> tuple[int, ...]:
+    """The strides in elements, where NumPy has 0 for new axes and for new arrays without elements.
+
+    They step over all that follows, as if the array were contiguous there.
+    """
+    steps: list[int] = []
+    after = 1
+    for length, step in zip(reversed(array.shape), reversed(array.strides), strict=True):
+        is_free = step == 0 and (length == 1 or not array.size)
+        steps.append(after if is_free else step // array.itemsize)
+        after = steps[-1] * max(length, 1)
+    return tuple(reversed(steps))
 
 
 def data_ptr(self: Tensor) -> int:

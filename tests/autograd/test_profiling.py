@@ -112,6 +112,18 @@ def test_shapes_and_bytes_where_they_are_asked_for() -> None:
     assert "[[4, 5]]" in table
 
 
+def test_a_range_has_the_bytes_of_the_ranges_inside() -> None:
+    x = mg.ones(4, 5, dtype=mg.float64, requires_grad=True)
+    step = mg.profiler.record_function("step")
+    with mg.Engine("local"), profile(profile_memory=True) as prof, step:
+        (x * x).sum().backward()
+    events = {event.name: event for event in prof.events()}
+    of_nodes = events["MulBackward0"].cpu_memory_usage + events["SumBackward0"].cpu_memory_usage
+    assert events["backward"].cpu_memory_usage == of_nodes > 0
+    assert events["step"].cpu_memory_usage == of_nodes + 160 + 8  # with the product and the sum
+    assert [e.name for e in prof.events() if e.self_cpu_memory_usage < 0] == []
+
+
 def test_optimizers_and_loaders_have_ranges() -> None:
     x = mg.ones(4, 1, requires_grad=True)
     data = mg.data.DataLoader(mg.data.TensorDataset(mg.ones(4, 1)), batch_size=2)

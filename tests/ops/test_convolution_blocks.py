@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import mpgrad as mg
 from mpgrad.backends import cpu_conv
 from mpgrad.backends.cpu_windows import output_length
 from mpgrad.dispatch.operator_call import cpu
+from mpgrad.nn import functional
 
 RNG = np.random.default_rng(0)
 
@@ -107,3 +109,10 @@ def test_columns_of_many_images_take_little_memory() -> None:
     assert len(held) > 1
     assert {id(memory) for memory in held} == {id(held[0])}
     assert held[0].nbytes <= cpu_conv.BLOCK_BYTES < x.nbytes
+
+
+def test_images_without_pixels_have_gradients_of_zeros() -> None:
+    x, weight = mg.zeros(1, 2, 0, requires_grad=True), mg.ones(2, 3, 4, requires_grad=True)
+    functional.conv_transpose1d(x, weight).sum().backward()
+    assert x.grad.shape == (1, 2, 0)
+    assert not weight.grad.numpy().any()

@@ -208,7 +208,7 @@ class Camera:
     """Immutable, with a method, an array and a default that is made."""
 
     lens: Lens
-    matrix: Any
+    matrix: Any = field(compare=False)  # two arrays have no one truth value
     weights: tuple[float, ...] = field(default_factory=tuple)
 
     def project(self, value: float) -> float:

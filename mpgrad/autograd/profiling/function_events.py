@@ -33,7 +33,8 @@ class FunctionEvent:
         thread: the thread that ran it, or called the ``backward()`` that had a worker run it.
         worker: the slot of the worker process that ran it, None if the caller did.
         input_shapes: of the inputs, or of the gradients that flowed in, if they were asked for.
-        cpu_memory_usage: bytes of the results, if memory was asked for.
+        cpu_memory_usage: bytes of the results, at least those of the ranges inside, if memory was
+            asked for.
         backward: which backward of the profile it belongs to, None where to none.
         task, attempt: the NodeTask, and how often that had begun; None without one.
         cpu_parent: the range of the same thread or worker that it lies in.
@@ -128,3 +129,6 @@ def _nest(events: Sequence[FunctionEvent]) -> None:
             event.cpu_parent = stack[-1]
             stack[-1].cpu_children.append(event)
         stack.append(event)
+    for event in reversed(events):  # those inside come before the range that they lie in
+        inside = sum([child.cpu_memory_usage for child in event.cpu_children])
+        event.cpu_memory_usage = max(event.cpu_memory_usage, inside)
