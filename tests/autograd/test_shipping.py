@@ -23,7 +23,7 @@ import mpgrad as mg
 from mpgrad.autograd.function import Function, FunctionContext, run_function_backward
 from mpgrad.graph.node import InputMetadata
 from mpgrad.shipping import decision as shipping
-from mpgrad.shipping.attributes import attributes_reason
+from mpgrad.shipping.attributes import are_scalars, attributes_reason
 from mpgrad.shipping.decision import decide
 from mpgrad.shipping.loading import load
 from mpgrad.tensors.tensor import Tensor
@@ -738,6 +738,13 @@ def test_what_a_copy_on_ctx_would_not_be(value, why):
     found = attributes_reason({"held": value})
     assert why in found
     assert bool(found) == bool(why)
+
+
+def test_scalars_are_sent_unseen_but_for_a_nan():
+    plain = {"a": 1, "b": 2.5, "c": "text", "d": b"bytes", "e": None, "f": True}
+    assert are_scalars(plain)
+    assert not are_scalars({**plain, "g": float("nan")})
+    assert not are_scalars({**plain, "g": np.float64(1.0)})
 
 
 @pytest.mark.parametrize(
