@@ -296,6 +296,12 @@ LEFT = (
         "the power 0 has the gradient 0; in PyTorch a column of ones has none",
     ),
     Left(
+        r"addc(mul|div)",
+        r"^nan in place of -?0\.0$",
+        "a product that is added to nothing has a gradient of 0, and 0 times NaN is NaN",
+        only_of="infinite",
+    ),
+    Left(
         r"vander",
         r"in place of nan$",
         "a power of an infinite complex number has NaN where the definition of products has it",
@@ -342,7 +348,7 @@ LEFT = (
     ),
     Left(
         r"std(_mean)?",
-        r"in place of -?0\.0$",
+        r"in place of \S+$",
         "the deviation of equal elements is 0 or rounding, and its gradient with it",
         only_of="equal",
     ),
