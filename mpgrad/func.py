@@ -305,7 +305,7 @@ def functional_call(
         given |= part
     places = {
         f"{path}.{name}" if path else name: (table, name)
-        for path, inner in module._walk("")
+        for path, inner in module.named_modules(remove_duplicate=False)
         for table in (inner._parameters, inner._buffers)
         for name, value in table.items()
         if value is not None

@@ -127,6 +127,11 @@ def _read(file: IO[bytes], map_location: Any, weights_only: bool) -> Any:
             said = str(error) or type(error).__name__
             if not said.startswith("Weights only load failed"):
                 said = f"it is damaged, cut off, or no file of mg.save: {said}"
+            if "persistent" in said:
+                said = (
+                    "it looks like a file of torch.save, which mg.load does not read: write it as "
+                    "safetensors with PyTorch, and read it with safetensors.numpy.load_file"
+                )
             raise pickle.UnpicklingError(f"{where} cannot be loaded: {said}") from error
 
 

@@ -6,7 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from mpgrad.distributions.distribution import Constraints, Distribution, positive, real, together
+from mpgrad.distributions.distribution import (
+    Constraints,
+    Distribution,
+    not_negative,
+    positive,
+    real,
+    together,
+)
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.choices import clamp, where
 from mpgrad.ops.comparison import ge, gt, logical_and, lt
@@ -264,7 +271,7 @@ class Exponential(Distribution):
 
     has_rsample = True
     _constraints: ClassVar[Constraints] = {"rate": positive}
-    _support = staticmethod(lambda x: x >= 0)
+    _support = staticmethod(not_negative)
 
     def __init__(self, rate: Any, validate_args: bool | None = None) -> None:
         (self.rate,) = together(rate)

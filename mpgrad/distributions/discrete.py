@@ -11,6 +11,7 @@ from mpgrad.devices.device_arrays import on_host
 from mpgrad.distributions.distribution import (
     Constraints,
     Distribution,
+    boolean,
     not_negative,
     probabilities,
     real,
@@ -78,7 +79,7 @@ class Bernoulli(_Trials):
     """1 with a probability, else 0."""
 
     has_enumerate_support = True
-    _support = staticmethod(lambda x: (x == 0) | (x == 1))
+    _support = staticmethod(boolean)
 
     @property
     def mean(self) -> Tensor:

@@ -25,6 +25,11 @@ def positive(x: Any) -> Any:
     return x > 0
 
 
+def boolean(x: Any) -> Any:
+    """Whether elements are 0 or 1."""
+    return (x == 0) | (x == 1)
+
+
 def not_negative(x: Any) -> Any:
     """Whether elements are at least 0."""
     return x >= 0
@@ -71,9 +76,9 @@ class Distribution:
                 value = vars(self).get(name)
                 if isinstance(value, Tensor) and not np.all(holds(on_host(value._array))):
                     raise ValueError(
-                        f"Expected parameter {name} of shape {tuple(value.shape)} of distribution "
-                        f"{self!r} to satisfy the constraint {holds.__name__}, but found invalid "
-                        f"values: {value}"
+                        f"Expected parameter {name.lstrip('_')} of shape {tuple(value.shape)} of "
+                        f"distribution {self!r} to satisfy the constraint {holds.__name__}, but "
+                        f"found invalid values: {value}"
                     )
 
     @staticmethod
@@ -197,7 +202,7 @@ class Distribution:
     def __repr__(self) -> str:
         names = [name for name in self._constraints if name in vars(self)]
         parts = [
-            f"{name}: {value if value.numel() == 1 else tuple(value.shape)}"
+            f"{name.lstrip('_')}: {value if value.numel() == 1 else tuple(value.shape)}"
             for name in names
             if isinstance(value := vars(self)[name], Tensor)
         ]

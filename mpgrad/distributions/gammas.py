@@ -16,6 +16,7 @@ from mpgrad.dispatch.operator_call import call
 from mpgrad.distributions.distribution import (
     Constraints,
     Distribution,
+    not_negative,
     positive,
     probabilities,
     real,
@@ -56,7 +57,7 @@ class Gamma(Distribution):
 
     has_rsample = True
     _constraints: ClassVar[Constraints] = {"concentration": positive, "rate": positive}
-    _support = staticmethod(lambda x: x >= 0)
+    _support = staticmethod(not_negative)
 
     def __init__(self, concentration: Any, rate: Any, validate_args: bool | None = None) -> None:
         self.concentration, self.rate = together(concentration, rate)

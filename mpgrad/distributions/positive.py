@@ -10,6 +10,7 @@ from mpgrad.distributions.continuous import Cauchy, Folded
 from mpgrad.distributions.distribution import (
     Constraints,
     Distribution,
+    not_negative,
     positive,
     probabilities,
     real,
@@ -36,7 +37,7 @@ def uniform_inside(like: Tensor, shape: Sequence[int]) -> Tensor:
 class HalfCauchy(Folded):
     """The absolute value of a number with Cauchy's distribution of ``scale``; it has no mean."""
 
-    _support = staticmethod(lambda x: x >= 0)
+    _support = staticmethod(not_negative)
 
     @property
     def _base(self) -> Cauchy:  # type: ignore[override]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,16 +13,10 @@ from mpgrad.graph.hooks import RemovableHandle
 from mpgrad.nn.backward_hooks import ModuleHooks
 from mpgrad.nn.forward_hooks import AfterForward, BeforeForward
 from mpgrad.nn.parameter import Parameter, UninitializedParameter
+from mpgrad.nn.state_dicts import IncompatibleKeys, check_is_mapping, incompatible_keys
 from mpgrad.tensors.tensor import Tensor
 
 Self = TypeVar("Self", bound="Module")
-
-
-class IncompatibleKeys(NamedTuple):
-    """The keys that ``load_state_dict(strict=False)`` could not match."""
-
-    missing_keys: list[str]
-    unexpected_keys: list[str]
 
 
 class Module:
@@ -224,13 +218,26 @@ class Module:
         """This Module and all below it, each once."""
         return (module for _, module in self.named_modules())
 
-    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """The same with names; this Module's own name is ``prefix``."""
-        seen: set[int] = set()
-        for name, module in self._walk(prefix):
-            if id(module) not in seen:
-                seen.add(id(module))
-                yield name, module
+    def named_modules(
+        self, memo: set[Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Module]]:
+        """The same with names; this Module's own name is ``prefix``.
+
+        Args:
+            memo: Modules that are left out, with all below them; those that come are added.
+            prefix: what each name begins with.
+            remove_duplicate: whether a Module that has several names comes with its first only.
+        """
+        seen: set[Module] = set() if memo is None else memo
+        if self in seen:
+            return
+        if remove_duplicate:
+            seen.add(self)
+        yield prefix, self
+        for name, child in self._modules.items():
+            if child is not None:
+                path = f"{prefix}.{name}" if prefix else name
+                yield from child.named_modules(seen, path, remove_duplicate)
 
     def get_submodule(self, target: str) -> Module:
         """The module of that name as ``named_modules`` gives it; itself for an empty one.
@@ -261,36 +268,34 @@ class Module:
             raise AttributeError(f"`{name}` is not in the {table[1:]} of {type(owner).__name__}")
         return vars(owner)[table][name]
 
-    def _walk(self, prefix: str) -> Iterator[tuple[str, Module]]:
-        """Every place in the tree, parents first; a Module in two places comes twice."""
-        yield prefix, self
-        for name, child in self._modules.items():
-            if child is not None:
-                yield from child._walk(f"{prefix}.{name}" if prefix else name)
-
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
         """All Parameters, each once; without ``recurse`` only those of this Module itself."""
         return (parameter for _, parameter in self.named_parameters(recurse=recurse))
 
     def named_parameters(
-        self, prefix: str = "", recurse: bool = True
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """The same with names."""
-        return self._named_entries("_parameters", prefix, recurse)
+        """The same with names; ``remove_duplicate`` is that of ``named_modules``."""
+        return self._named_entries("_parameters", prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
         """All buffers, each once."""
         return (buffer for _, buffer in self.named_buffers(recurse=recurse))
 
-    def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """The same with names."""
-        return self._named_entries("_buffers", prefix, recurse)
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The same with names; ``remove_duplicate`` is that of ``named_modules``."""
+        return self._named_entries("_buffers", prefix, recurse, remove_duplicate)
 
-    def _named_entries(self, table: str, prefix: str, recurse: bool) -> Iterator[tuple[str, Any]]:
+    def _named_entries(
+        self, table: str, prefix: str, recurse: bool, remove_duplicate: bool
+    ) -> Iterator[tuple[str, Any]]:
         seen: set[int] = set()
-        for path, module in self.named_modules(prefix) if recurse else [(prefix, self)]:
+        places = self.named_modules(prefix=prefix, remove_duplicate=remove_duplicate)
+        for path, module in places if recurse else [(prefix, self)]:
             for name, value in vars(module)[table].items():
-                if value is not None and id(value) not in seen:
+                if value is not None and not (remove_duplicate and id(value) in seen):
                     seen.add(id(value))
                     yield f"{path}.{name}" if path else name, value
 
@@ -366,7 +371,7 @@ class Module:
         return {name: tensor.detach() for name, tensor in self._state()}
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
-        for path, module in self._walk(""):
+        for path, module in self.named_modules(remove_duplicate=False):
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if tensor is not None and name not in module._non_persistent:
                     yield f"{path}.{name}" if path else name, tensor
@@ -380,31 +385,19 @@ class Module:
 
         Raises:
             RuntimeError: a shape differs, or ``strict`` and a name is missing or unknown.
+            TypeError: it is no mapping.
         """
+        check_is_mapping(state_dict)
         own = dict(self._state())
         for name in [n for n, t in own.items() if isinstance(t, UninitializedParameter)]:
             if name in state_dict:
                 own[name].materialize(tuple(state_dict[name].shape))  # type: ignore[attr-defined]
-        missing = [name for name in own if name not in state_dict]
-        unexpected = [name for name in state_dict if name not in own]
-        problems = [
-            _mismatch(name, value, own[name]) for name, value in state_dict.items() if name in own
-        ]
-        problems = [text for text in problems if text]
-        if strict and unexpected:
-            problems.append(f"Unexpected key(s) in state_dict: {', '.join(unexpected)}")
-        if strict and missing:
-            problems.append(f"Missing key(s) in state_dict: {', '.join(missing)}")
-        if problems:
-            text = "\n\t".join(problems)
-            raise RuntimeError(
-                f"Error(s) in loading state_dict for {type(self).__name__}:\n\t{text}"
-            )
+        keys = incompatible_keys(type(self).__name__, state_dict, own, strict)
         with no_grad():
             for name, tensor in own.items():
                 if name in state_dict:
                     tensor.copy_(state_dict[name])
-        return IncompatibleKeys(missing, unexpected)
+        return keys
 
     # ------------------------------------------------------------------ display
 
@@ -435,15 +428,3 @@ class Module:
             rows.append((f"{indent}{name}", kind, shapes, f"{count:,}" if count else ""))
             total += count
         return html_table(("module", "kind", "parameters", f"{total:,} numbers"), rows)
-
-
-def _mismatch(name: str, value: Any, own: Tensor) -> str:
-    """Why ``value`` cannot be copied into ``own``; empty if it can."""
-    if not isinstance(value, Tensor | np.ndarray):
-        return f"{name}: expected a Tensor or an array from checkpoint, got {type(value).__name__}"
-    if value.shape == own.shape:
-        return ""
-    return (
-        f"size mismatch for {name}: copying a param with shape {tuple(value.shape)} from "
-        f"checkpoint, the shape in current model is {own.shape}"
-    )

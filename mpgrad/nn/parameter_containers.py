@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 from mpgrad.nn.module import Module
@@ -101,7 +103,7 @@ class ParameterList(_ParameterContainer):
 
 
 class ParameterDict(_ParameterContainer):
-    """Parameters by name, in the order in which they came.
+    """Parameters by name, in the order in which they came; those of a plain dictionary by name.
 
     Args:
         parameters: a mapping, or pairs of names and values.
@@ -153,9 +155,17 @@ class ParameterDict(_ParameterContainer):
             self._forget(key)
 
     def update(self, parameters: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
-        """Add ``parameters``; they replace those with the same names."""
-        pairs = (
-            parameters.items() if isinstance(parameters, Mapping | ParameterDict) else parameters
-        )
+        """Add ``parameters``; they replace those with the same names.
+
+        Those of a mapping without an order of its own come sorted by name, as PyTorch's: the
+        numbers in the state of an optimizer depend on it.
+        """
+        pairs: Iterable[tuple[str, Any]]
+        if isinstance(parameters, OrderedDict | ParameterDict):
+            pairs = parameters.items()
+        elif isinstance(parameters, Mapping):
+            pairs = sorted(parameters.items(), key=itemgetter(0))
+        else:
+            pairs = parameters
         for key, value in pairs:
             self[key] = value

@@ -187,7 +187,7 @@ def ctc_loss(
         The loss. Its gradient is, as PyTorch's, that for what went into ``log_softmax``.
 
     Raises:
-        RuntimeError: a length or the blank is out of range.
+        RuntimeError: a length or the blank is out of range, or targets do not fit.
     """
     check_reduction(reduction)
     if log_probs.ndim == 2:
@@ -209,6 +209,12 @@ def ctc_loss(
     if times.max(initial=0) > steps:
         raise RuntimeError(
             f"Expected input_lengths to have value at most {steps}, but got value {times.max()}"
+        )
+    rows, longest = (batch, counts.max(initial=0)) if targets.ndim == 2 else (counts.sum(), 0)
+    if targets.shape[0] != rows or targets.shape[-1] < longest:
+        raise RuntimeError(
+            f"ctc_loss: targets have the shape {tuple(targets.shape)}, but target_lengths ask for "
+            f"{(int(rows), int(longest)) if targets.ndim == 2 else (int(rows),)}"
         )
     labels = _extended_labels(on_host(targets._array), counts, blank)
     normal = log_softmax(log_probs, -1)

@@ -142,13 +142,14 @@ def scatter_reduce(
         index: int32 or int64; it may be shorter than ``src`` and, except along ``dim``, than
             ``input``.
         src: of the dtype of ``input``.
-        reduce: ``"sum"``, ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"``; equal extrema share
-            their gradient evenly.
+        reduce: ``"sum"``, ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"`` (or ``"max"``,
+            ``"min"``); equal extrema share their gradient evenly.
         include_self: count the elements of ``input`` there, too.
 
     Raises:
         RuntimeError: another ``reduce``, shapes or dtypes do not fit, or an index is out of range.
     """
+    reduce = {"max": "amax", "min": "amin"}.get(reduce, reduce)
     if reduce not in ("sum", "prod", "mean", "amax", "amin"):
         raise RuntimeError(
             f"scatter_reduce(): reduce argument must be either sum, prod, mean, amax or amin, got "

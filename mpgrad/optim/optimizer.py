@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, TypedDict, Unpack
@@ -185,8 +186,14 @@ class Optimizer:
         """Take over options and a copy of the state of an optimizer of the same structure.
 
         Raises:
+            KeyError: it is not the state of an optimizer.
             ValueError: the groups or their sizes differ.
         """
+        if not {"state", "param_groups"} <= set(state_dict):
+            raise KeyError(
+                "a state dict of an optimizer has 'state' and 'param_groups', but this one has "
+                f"{list(state_dict)[:8]}"
+            )
         groups = state_dict["param_groups"]
         sizes = [len(group["params"]) for group in self.param_groups]
         if sizes != [len(group["params"]) for group in groups]:
@@ -228,9 +235,15 @@ def _take_names(group: ParamGroup) -> None:
 
 
 def _beside(parameter: Tensor, kept: Any) -> Any:
-    """A copy of a parameter's state, on its device."""
+    """A copy of a parameter's state, on its device.
+
+    Its names are the objects that a fresh state has, so that it is pickled to the same bytes.
+    """
     if isinstance(kept, dict):
-        return {name: _beside(parameter, value) for name, value in kept.items()}
+        return {
+            sys.intern(name) if type(name) is str else name: _beside(parameter, value)
+            for name, value in kept.items()
+        }
     if isinstance(kept, list):
         return [_beside(parameter, value) for value in kept]
     copied = copy.deepcopy(kept)

@@ -86,11 +86,18 @@ def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool, device: str 
         RuntimeError: there is no such device here.
     """
     place = _locations.mapped(device)
+    usual = np.dtype(array.dtype.type)
+    if usual == array.dtype:
+        # A pickle gives a dtype of its own, and the next pickle would write it once more.
+        array = array.view(usual)
     try:
         made = _copied(array) if place == "cpu" else moved(array, usable(place))
     except RuntimeError as error:
+        asked = f"a tensor was saved from {device!r}"
+        if place != device:
+            asked = f"map_location asks for {place!r}"
         raise RuntimeError(
-            f"a tensor was saved from {device!r}, which is not here: load the file with "
+            f"{asked}, which is not here: load the file with "
             f"mg.load(..., map_location='cpu') or another device ({error})"
         ) from error
     return _made(kind, made, requires_grad)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,29 @@ def test_links_and_modes_stay(tmp_path: Path) -> None:
     assert link.is_symlink()
     assert mg.load(path).shape == (2,)
     assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_file_of_pytorch_is_named_with_the_way_to_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("weights/data.pkl", b"\x80\x02}q\x00.")
+    with pytest.raises(pickle.UnpicklingError, match=r"weights\.pt' cannot.* safetensors"):
+        mg.load(path)
+
+
+def test_a_place_that_is_not_here_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "state.mg"
+    mg.save(_state(), path)
+    with pytest.raises(RuntimeError, match="map_location asks for 'nowhere', which is not here"):
+        mg.load(path, map_location="nowhere")
+
+
+def test_other_states_are_refused() -> None:
+    model = mg.nn.Linear(1, 1)
+    with pytest.raises(TypeError, match=r"dict-like, got <class 'str'>. Load the file first"):
+        model.load_state_dict("weights.pt")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="dict-like, got <class 'list'>"):
+        model.load_state_dict([1])  # type: ignore[arg-type]
+    optimizer = mg.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(KeyError, match=r"'param_groups', but this one has .*weight"):
+        optimizer.load_state_dict(model.state_dict())
