@@ -102,14 +102,14 @@ LEFT = (
         "PyTorch's gradient takes powers of 2 as whole numbers: 0 below 1",
     ),
     Left(
-        r"linalg\.vector_norm|dist|nn\.functional\.normalize",
+        r"linalg\.vector_norm|dist|nn\.functional\.(normalize|pairwise_distance)",
         r"^nan in place of",
         "a norm of order NaN: of no elements PyTorch takes it for 0, of a number for its size",
     ),
     Left(
         r"arcsin|arccos|asin|acos|arctanh|atanh|arccosh|acosh|arcsinh|asinh|tan|tanh|reciprocal|sqrt"
         r"|add|sub|subtract|rsub|diff|mul|multiply|div|divide|true_divide|exp|log|sigmoid|pow|square"
-        r"|cumulative_trapezoid|trapezoid|trapz|angle|rsqrt|gradient|nn\.functional\.tanhshrink",
+        r"|cumulative_trapezoid|trapezoid|trapz|angle|rsqrt|gradient|nn\.functional\.tanhshrink|float_power",
         r"(nan|inf) in place of|in place of -?(nan|inf)",
         "of infinite complex numbers and of 0 below a line: which part becomes NaN depends on how "
         "products are taken",

@@ -182,7 +182,7 @@ def _fitted(input: Tensor, axes: Axes, lengths: Sequence[int]) -> Tensor:
 def _line(name: str, input: Tensor, n: int | None, dim: int) -> tuple[Any, Any]:
     if input.ndim == 0:
         raise IndexError("Dimension specified as -1 but tensor has no dimensions")
-    return (None if n is None else (n,)), (dim,)
+    return (None if n is None else (python_operator.index(n),)), (dim,)
 
 
 # ------------------------------------------------------------------------------------- transforms
@@ -279,7 +279,7 @@ def _half(name: str, input: Tensor, s: Any, dim: Any) -> tuple[Tensor, Axes, int
     if not axes:
         raise RuntimeError(f"{name} must transform at least one axis")
     sizes = (s,) if isinstance(s, int) else s
-    is_given = sizes is not None and sizes[-1] != -1
+    is_given = sizes is not None and python_operator.index(sizes[-1]) != -1
     length = lengths[-1] if is_given else 2 * (x.shape[axes[-1]] - 1)
     _check_lengths([length])
     return _fitted(x, axes, (*lengths[:-1], length // 2 + 1)), axes, length
