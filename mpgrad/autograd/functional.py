@@ -116,13 +116,13 @@ def jvp(
     with enable_grad():
         points = variables(given, create_graph=create_graph)
         outputs = call(func, points, "jvp", strict=strict)
-        seeds = [creation.zeros_like(out, requires_grad=_is_float(out)) for out in outputs.tensors]
+        seeds = [creation.ones_like(out, requires_grad=_is_float(out)) for out in outputs.tensors]
         found = _gradients(outputs.tensors, points, seeds, create_graph=True)
         strictness = _strictness(strict, create_graph, _INDEPENDENT)
         filled(found, points, independent=strictness["independent"], constant=None)
         pairs = [(g, d) for g, d in zip(found, directions, strict=True) if g is not None]
         for gradient, _ in pairs:
-            _check_differentiable(gradient)
+            check_differentiable(gradient)
         second = _gradients(
             [g for g, _ in pairs], seeds, [d for _, d in pairs], create_graph=create_graph
         )
@@ -346,7 +346,7 @@ def _strictness(
     }
 
 
-def _check_differentiable(gradient: Tensor) -> None:
+def check_differentiable(gradient: Tensor) -> None:
     """Check that a gradient depends on its seed: otherwise a computation was not recorded.
 
     Raises:
