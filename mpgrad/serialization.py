@@ -41,7 +41,7 @@ _HARMLESS = {
         for core in ("_core", "core")
         for module, names in (("multiarray", "_reconstruct scalar"), ("numeric", "_frombuffer"))
     },
-    "collections": "OrderedDict",
+    "collections": "Counter OrderedDict",
     "builtins": "set frozenset slice complex bytearray",
 }
 

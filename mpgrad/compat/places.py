@@ -46,7 +46,7 @@ _PLACES = (
     (
         "optim.{_adafactor _muon adadelta adagrad adam adamax adamw asgd lbfgs nadam optimizer "
         "radam rmsprop rprop sgd}",
-        "mpgrad.optim mpgrad.optim.optimizer",
+        "mpgrad.optim mpgrad.optim.optimizer mpgrad.optim.optimizer_hooks",
     ),
     ("optim.swa_utils", "mpgrad.compat.swa_utils"),
     (

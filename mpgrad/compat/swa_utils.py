@@ -15,6 +15,7 @@ from mpgrad.nn.batch_norm import BatchNorm
 from mpgrad.nn.module import Module
 from mpgrad.ops.creation import zeros
 from mpgrad.optim.lr_scheduler import LRScheduler
+from mpgrad.optim.lr_scheduler.scheduler import one_each
 from mpgrad.optim.optimizer import Optimizer
 from mpgrad.tensors.tensor import Tensor
 
@@ -152,6 +153,9 @@ class SWALR(LRScheduler):
         anneal_epochs: how many epochs it takes.
         anneal_strategy: along a half period of a cosine, or along a line.
         last_epoch: as in ``LRScheduler``.
+
+    Raises:
+        ValueError: an option is out of range, or ``swa_lr`` has a wrong length.
     """
 
     def __init__(
@@ -168,9 +172,8 @@ class SWALR(LRScheduler):
             )
         if not isinstance(anneal_epochs, int) or anneal_epochs < 0:
             raise ValueError(f"anneal_epochs must be equal or greater than 0, got {anneal_epochs}")
-        groups = optimizer.param_groups
-        rates = swa_lr if isinstance(swa_lr, list | tuple) else [swa_lr] * len(groups)
-        for group, rate in zip(groups, rates, strict=True):
+        rates = one_each("swa_lr", optimizer, swa_lr)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["swa_lr"] = rate
         self.anneal_epochs, self.anneal_strategy = anneal_epochs, anneal_strategy
         super().__init__(optimizer, last_epoch)

@@ -25,6 +25,7 @@ from mpgrad.base.generated_code import WRITTEN
 from mpgrad.nn.module import Module
 from mpgrad.ops.generators import Generator
 from mpgrad.optim.optimizer import Optimizer
+from mpgrad.optim.optimizer_hooks import step_hooks
 from mpgrad.shipping.constants import is_constant
 from mpgrad.tensors.tensor import Tensor
 
@@ -290,6 +291,8 @@ class Places:
     def _visit_optimizer(self, optimizer: Optimizer, label: str, parent: int) -> None:
         """Learning rates are read in each step; the other options are compared."""
         self.optimizers.append(optimizer)
+        for name, hooks in step_hooks(optimizer):
+            self._note(f"{label}.{name}", hooks, len(hooks), parent, "length")
         own = vars(optimizer)
         if not _is_installed(type(optimizer)):
             self._pending.append((type(optimizer), type(optimizer).__name__, parent))

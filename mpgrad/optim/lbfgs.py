@@ -83,7 +83,6 @@ class LBFGS(Optimizer):
             raise TypeError("LBFGS.step() needs a closure, which computes the loss again")
         if self.param_groups[0]["line_search_fn"] not in (None, "strong_wolfe"):
             raise RuntimeError("only 'strong_wolfe' is supported")
-        self._opt_called = True
         with span("Optimizer.step#LBFGS.step", ANNOTATION), no_grad():
             return self._iterate(closure)
 
@@ -99,7 +98,7 @@ class LBFGS(Optimizer):
             direction = self._direction(kept, grad, group["history_size"])
             t = float(group["lr"])
             if kept["n_iter"] == 1:
-                t *= min(1.0, 1.0 / float(grad.abs().sum()))
+                t /= max(1.0, float(grad.abs().sum()))
             kept.update(d=direction, t=t, prev_flat_grad=grad, prev_loss=loss)
             slope = float(grad.dot(direction))
             if slope > -group["tolerance_change"]:

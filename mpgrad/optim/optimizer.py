@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, TypedDict, Unpack
@@ -12,6 +13,7 @@ from mpgrad.autograd.profiling.ranges import ANNOTATION, span
 from mpgrad.backends.array_program import TRACING
 from mpgrad.devices.device_arrays import on
 from mpgrad.graph.grad_modes import enable_grad
+from mpgrad.optim.optimizer_hooks import WithHooks, with_step_hooks
 from mpgrad.tensors import saved_tensor_clones
 from mpgrad.tensors.tensor import Tensor
 
@@ -30,7 +32,7 @@ class Implementation(TypedDict, total=False):
     differentiable: bool
 
 
-class Optimizer:
+class Optimizer(WithHooks):
     """Base class of optimizers.
 
     Args:
@@ -49,15 +51,13 @@ class Optimizer:
         ValueError: there is no parameter, one is not a leaf, or one occurs twice.
     """
 
-    #: Whether ``step`` was called: schedulers come after it.
-    _opt_called = False
-
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[ParamGroup],
         defaults: dict[str, Any],
         **implementation: Unpack[Implementation],
     ) -> None:
+        super().__init__()
         self._check_implementation(implementation)
         self.defaults = defaults
         self.param_groups: list[ParamGroup] = []
@@ -96,7 +96,7 @@ class Optimizer:
                 "all optimizer param groups should be with/without names. Got some with names and "
                 "some without"
             )
-        taken = {id(parameter) for other in self.param_groups for parameter in other["params"]}
+        others = {id(parameter) for other in self.param_groups for parameter in other["params"]}
         for parameter in group["params"]:
             if not isinstance(parameter, Tensor):
                 raise TypeError(
@@ -105,9 +105,15 @@ class Optimizer:
                 )
             if not parameter.is_leaf:
                 raise ValueError("can't optimize a non-leaf Tensor")
-            if id(parameter) in taken:
+            if id(parameter) in others:
                 raise ValueError("some parameters appear in more than one parameter group")
-            taken.add(id(parameter))
+        if len(set(map(id, group["params"]))) < len(group["params"]):
+            warnings.warn(
+                "optimizer contains a parameter group with duplicate parameters; each step updates "
+                "these several times",
+                UserWarning,
+                stacklevel=4,
+            )
         lr = group.get("lr")
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
@@ -117,6 +123,7 @@ class Optimizer:
     def _check_options(self, group: ParamGroup) -> None:
         """Raise ValueError if an option of ``group`` is out of range."""
 
+    @with_step_hooks
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a ``.grad``.
 
@@ -130,7 +137,6 @@ class Optimizer:
             return self._step(closure)
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        self._opt_called = True
         loss = None
         if closure is not None:
             with enable_grad():
@@ -173,14 +179,24 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Options and state, parameters named by their position; the state is not copied."""
-        numbers = {id(parameter): k for k, parameter in enumerate(self._numbered())}
-        return {
-            "state": {numbers[id(parameter)]: dict(kept) for parameter, kept in self.state.items()},
+        self._call_hooks("state_dict_pre")
+        numbers: dict[int, int] = {}
+        begin = 0
+        for group in self.param_groups:
+            own = {id(p): begin + k for k, p in enumerate(group["params"])}
+            numbers = own | numbers
+            begin += len(group["params"])
+        found = {
+            "state": {
+                numbers.get(id(key), key): dict(kept) if isinstance(kept, dict) else kept
+                for key, kept in self.state.items()
+            },
             "param_groups": [
                 {**group, "params": [numbers[id(parameter)] for parameter in group["params"]]}
                 for group in self.param_groups
             ],
         }
+        return self._through_hooks("state_dict_post", found)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over options and a copy of the state of an optimizer of the same structure.
@@ -189,6 +205,7 @@ class Optimizer:
             KeyError: it is not the state of an optimizer.
             ValueError: the groups or their sizes differ.
         """
+        state_dict = self._through_hooks("load_pre", state_dict.copy())
         if not {"state", "param_groups"} <= set(state_dict):
             raise KeyError(
                 "a state dict of an optimizer has 'state' and 'param_groups', but this one has "
@@ -205,19 +222,22 @@ class Optimizer:
         parameter_of = dict(zip(names, self._numbered(), strict=True))
         self.state = defaultdict(dict)
         for name, kept in state_dict["state"].items():
-            self.state[parameter_of[name]] = _beside(parameter_of[name], kept)
+            if name in parameter_of:
+                self.state[parameter_of[name]] = _beside(parameter_of[name], kept)
+            else:
+                self.state[name] = kept
         for group, loaded in zip(self.param_groups, groups, strict=True):
             group.update(
                 {name: value for name, value in copy.deepcopy(loaded).items() if name != "params"}
             )
+        self._call_hooks("load_post")
 
     def __repr__(self) -> str:
-        groups = [
-            ", ".join(f"{name}={value}" for name, value in group.items() if name != "params")
-            + f", {len(group['params'])} params"
-            for group in self.param_groups
-        ]
-        return f"{type(self).__name__}({'; '.join(groups)})"
+        lines = [f"{type(self).__name__} ("]
+        for number, group in enumerate(self.param_groups):
+            lines += [*[""][:number], f"Parameter Group {number}"]
+            lines += [f"    {name}: {group[name]}" for name in sorted(group) if name != "params"]
+        return "\n".join([*lines, ")"])
 
 
 def _take_names(group: ParamGroup) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpgrad.optim.lr_scheduler.plateau import ReduceLROnPlateau
-from mpgrad.optim.lr_scheduler.scheduler import LRScheduler
+from mpgrad.optim.lr_scheduler.scheduler import LRScheduler, assign
 from mpgrad.optim.optimizer import Optimizer
 
 
@@ -88,7 +88,7 @@ class SequentialLR(_Composition):
         self.last_epoch = last_epoch + 1
         # Each scheduler has made its first step when it was made: that is taken back.
         for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"]
+            assign(group, "lr", group["initial_lr"])
         _undo_step(self)
         first = schedulers[bisect_right(milestones, 0)]
         first._initial_step()

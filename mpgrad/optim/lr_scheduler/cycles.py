@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.optim.lr_scheduler.scheduler import LRScheduler, checked, one_each, state_of
+from mpgrad.optim.lr_scheduler.scheduler import LRScheduler, assign, checked, one_each, state_of
 from mpgrad.optim.optimizer import Optimizer, ParamGroup
 
 
@@ -44,7 +44,7 @@ class _Cycle(LRScheduler):
         if self.use_beta1:
             group["betas"] = (momentum, *group["betas"][1:])
         else:
-            group["momentum"] = momentum
+            assign(group, "momentum", momentum)
 
 
 class CyclicLR(_Cycle):
@@ -91,7 +91,7 @@ class CyclicLR(_Cycle):
         base_lrs = one_each("base_lr", optimizer, base_lr)
         if last_epoch == -1:
             for lr, group in zip(base_lrs, optimizer.param_groups, strict=True):
-                group["lr"] = lr
+                assign(group, "lr", lr)
         self.max_lrs = one_each("max_lr", optimizer, max_lr)
         down = step_size_up if step_size_down is None else step_size_down
         self.total_size = float(step_size_up) + float(down)

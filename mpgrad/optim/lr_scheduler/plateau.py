@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, SupportsFloat
 
-from mpgrad.optim.lr_scheduler.scheduler import LRScheduler, checked, warn_of_epoch
+from mpgrad.optim.lr_scheduler.scheduler import LRScheduler, assign, checked, warn_of_epoch
 from mpgrad.optim.optimizer import Optimizer
 
 
@@ -119,7 +119,7 @@ class ReduceLROnPlateau(LRScheduler):
         for group, smallest in zip(groups, self.min_lrs, strict=True):
             lr = max(group["lr"] * self.factor, smallest)
             if group["lr"] - lr > self.eps:
-                group["lr"] = lr
+                assign(group, "lr", lr)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)

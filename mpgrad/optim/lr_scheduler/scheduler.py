@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.optim.optimizer import Optimizer
+from mpgrad.optim.optimizer import Optimizer, ParamGroup
+from mpgrad.tensors.tensor import Tensor
 
 
 class LRScheduler:
@@ -36,7 +37,7 @@ class LRScheduler:
         self.optimizer = checked(optimizer)
         for index, group in enumerate(optimizer.param_groups):
             if last_epoch == -1:
-                group.setdefault("initial_lr", group["lr"])
+                group.setdefault("initial_lr", copied(group["lr"]))
             elif "initial_lr" not in group:
                 raise KeyError(
                     f"param 'initial_lr' is not specified in param_groups[{index}], which "
@@ -69,9 +70,7 @@ class LRScheduler:
         Args:
             epoch: go there instead (deprecated).
         """
-        # An optimizer with a ``step`` of its own does not count.
-        counts = type(self.optimizer).step is Optimizer.step
-        if self._step_count == 1 and counts and not self.optimizer._opt_called:
+        if self._step_count == 1 and not self.optimizer._opt_called:
             warnings.warn(
                 "Detected call of `lr_scheduler.step()` before `optimizer.step()`: the first "
                 "learning rate of the schedule was never used. Call `optimizer.step()` first.",
@@ -98,11 +97,11 @@ class LRScheduler:
 
     def _set(self, rates: list[float]) -> None:
         for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = lr
+            assign(group, "lr", lr)
         self._last_lr = self._current()
 
     def _current(self) -> list[float]:
-        return [group["lr"] for group in self.optimizer.param_groups]
+        return [copied(group["lr"]) for group in self.optimizer.param_groups]
 
     def _expect_step(self) -> None:
         """Warn of a ``get_lr`` that no step has called: it may not be the current learning rate."""
@@ -125,6 +124,19 @@ class LRScheduler:
         self.__dict__.update(state_dict)
 
 
+def copied(option: Any) -> Any:
+    """An option of a group, as a value that no step changes in place."""
+    return option.clone() if isinstance(option, Tensor) else option
+
+
+def assign(group: ParamGroup, name: str, value: Any) -> None:
+    """Set an option of a group; one that is a Tensor stays the same Tensor."""
+    if isinstance(group.get(name), Tensor):
+        group[name].fill_(value)
+    else:
+        group[name] = copied(value)
+
+
 def checked(optimizer: Optimizer) -> Optimizer:
     """``optimizer``.
 
@@ -137,20 +149,20 @@ def checked(optimizer: Optimizer) -> Optimizer:
 
 
 def one_each(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
-    """``value`` once for each group; a list is used unchanged.
+    """``value`` once for each group, or the items of a list; Tensors are copied.
 
     Raises:
         ValueError: the list has another length.
     """
     groups = len(optimizer.param_groups)
     if not isinstance(value, list | tuple):
-        return [value] * groups
+        return [copied(value) for _ in range(groups)]
     if len(value) != groups:
         raise ValueError(
             f"{name} must have the same length as optimizer.param_groups. {name} has {len(value)} "
             f"values, param_groups has {groups}."
         )
-    return list(value)
+    return [copied(item) for item in value]
 
 
 def warn_of_epoch() -> None:
