@@ -54,7 +54,7 @@ def where(xp: CpuBackend, condition: Array, a: Any, b: Any) -> Array:
         return out
     # NumPy branches on each element, which for an irregular mask costs ten times as much as
     # selecting bits: -1 has all of them set, 0 none.
-    mask = np.negative(condition.view(np.int8)).astype(bits)
+    mask = np.asarray(np.negative(condition.view(np.int8)), bits)
     np.bitwise_and(_bits(a, dtype, bits), mask, out=out.view(bits))
     if isinstance(b, np.ndarray) or b != 0:
         np.invert(mask, out=mask)

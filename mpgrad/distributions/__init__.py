@@ -6,7 +6,13 @@ from __future__ import annotations
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
 from mpgrad.base.missing_names import missing_from as _missing_from
-from mpgrad.distributions import transforms
+from mpgrad.distributions import constraints, transforms
+from mpgrad.distributions.compound import (
+    Independent,
+    MixtureSameFamily,
+    TransformedDistribution,
+)
+from mpgrad.distributions.constraint_registry import biject_to, transform_to
 from mpgrad.distributions.continuous import (
     Cauchy,
     Exponential,
@@ -30,12 +36,7 @@ from mpgrad.distributions.discrete import (
 from mpgrad.distributions.distribution import Distribution
 from mpgrad.distributions.divergence import kl_divergence, register_kl
 from mpgrad.distributions.gammas import Beta, Chi2, Dirichlet, Gamma, StudentT
-from mpgrad.distributions.multivariate import (
-    Independent,
-    MixtureSameFamily,
-    MultivariateNormal,
-    TransformedDistribution,
-)
+from mpgrad.distributions.multivariate import MultivariateNormal
 from mpgrad.distributions.positive import (
     FisherSnedecor,
     GeneralizedPareto,
@@ -54,26 +55,42 @@ from mpgrad.distributions.relaxed import (
     VonMises,
 )
 from mpgrad.distributions.transforms import (
+    AbsTransform,
     AffineTransform,
+    CatTransform,
     ComposeTransform,
+    CorrCholeskyTransform,
+    CumulativeDistributionTransform,
     ExpTransform,
+    IndependentTransform,
+    LowerCholeskyTransform,
+    PositiveDefiniteTransform,
     PowerTransform,
+    ReshapeTransform,
     SigmoidTransform,
+    SoftmaxTransform,
     SoftplusTransform,
+    StackTransform,
+    StickBreakingTransform,
     TanhTransform,
     Transform,
+    identity_transform,
 )
 
 __all__ = [
+    "AbsTransform",
     "AffineTransform",
     "Bernoulli",
     "Beta",
     "Binomial",
+    "CatTransform",
     "Categorical",
     "Cauchy",
     "Chi2",
     "ComposeTransform",
     "ContinuousBernoulli",
+    "CorrCholeskyTransform",
+    "CumulativeDistributionTransform",
     "Dirichlet",
     "Distribution",
     "ExpTransform",
@@ -86,6 +103,7 @@ __all__ = [
     "HalfCauchy",
     "HalfNormal",
     "Independent",
+    "IndependentTransform",
     "InverseGamma",
     "Kumaraswamy",
     "LKJCholesky",
@@ -93,6 +111,7 @@ __all__ = [
     "LogNormal",
     "LogisticNormal",
     "LowRankMultivariateNormal",
+    "LowerCholeskyTransform",
     "MixtureSameFamily",
     "Multinomial",
     "MultivariateNormal",
@@ -102,11 +121,16 @@ __all__ = [
     "OneHotCategoricalStraightThrough",
     "Pareto",
     "Poisson",
+    "PositiveDefiniteTransform",
     "PowerTransform",
     "RelaxedBernoulli",
     "RelaxedOneHotCategorical",
+    "ReshapeTransform",
     "SigmoidTransform",
+    "SoftmaxTransform",
     "SoftplusTransform",
+    "StackTransform",
+    "StickBreakingTransform",
     "StudentT",
     "TanhTransform",
     "Transform",
@@ -115,8 +139,12 @@ __all__ = [
     "VonMises",
     "Weibull",
     "Wishart",
+    "biject_to",
+    "constraints",
+    "identity_transform",
     "kl_divergence",
     "register_kl",
+    "transform_to",
     "transforms",
 ]
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-from mpgrad.distributions.distribution import (
-    Constraints,
-    Distribution,
-    not_negative,
-    positive,
-    real,
-    together,
-)
+from mpgrad.distributions import constraints
+from mpgrad.distributions.distribution import Distribution
+from mpgrad.distributions.utils import broadcast_all
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.choices import clamp, where
 from mpgrad.ops.comparison import ge, gt, logical_and, lt
@@ -37,11 +32,11 @@ class _LocationScale(Distribution):
     has_rsample = True
     loc: Tensor
     scale: Tensor
-    _constraints: ClassVar[Constraints] = {"loc": real, "scale": positive}
-    _support = staticmethod(real)
+    arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
+    support: Any = constraints.real
 
     def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
-        self.loc, self.scale = together(loc, scale)
+        self.loc, self.scale = broadcast_all(loc, scale)
         super().__init__(self.loc.shape, (), validate_args)
 
     def _standard(self, value: Tensor) -> Tensor:
@@ -178,10 +173,11 @@ class Gumbel(_LocationScale):
 class LogNormal(_LocationScale):
     """The distribution of a variable whose logarithm is normal with ``loc`` and ``scale``."""
 
-    _support = staticmethod(positive)
+    support = constraints.positive
 
     @property
-    def _base(self) -> Normal:
+    def base_dist(self) -> Normal:
+        """Of the logarithm."""
         return Normal(self.loc, self.scale, False)
 
     @property
@@ -198,33 +194,34 @@ class LogNormal(_LocationScale):
         return expm1(square) * exp(2 * self.loc + square)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        return exp(self._base.rsample(sample_shape))
+        return exp(self.base_dist.rsample(sample_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
         logarithm = log(value)
-        return self._base.log_prob(logarithm) - logarithm
+        return self.base_dist.log_prob(logarithm) - logarithm
 
     def cdf(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
-        return self._base.cdf(log(value))
+        return self.base_dist.cdf(log(value))
 
     def icdf(self, value: Tensor) -> Tensor:
-        return exp(self._base.icdf(value))
+        return exp(self.base_dist.icdf(value))
 
     def entropy(self) -> Tensor:
-        return self._base.entropy() + self.loc
+        return self.base_dist.entropy() + self.loc
 
 
 class Folded(Distribution):
     """The absolute value of a number whose distribution, ``_base``, is symmetric around 0."""
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"scale": positive}
+    arg_constraints = {"scale": constraints.positive}
+    support: Any = constraints.nonnegative
     _base: Distribution
 
     def __init__(self, scale: Any, validate_args: bool | None = None) -> None:
-        (self.scale,) = together(scale)
+        (self.scale,) = broadcast_all(scale)
         super().__init__(self.scale.shape, (), validate_args)
 
     @property
@@ -270,11 +267,11 @@ class Exponential(Distribution):
     """Density ``rate * exp(-rate * x)``."""
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"rate": positive}
-    _support = staticmethod(not_negative)
+    arg_constraints = {"rate": constraints.positive}
+    support = constraints.nonnegative
 
     def __init__(self, rate: Any, validate_args: bool | None = None) -> None:
-        (self.rate,) = together(rate)
+        (self.rate,) = broadcast_all(rate)
         super().__init__(self.rate.shape, (), validate_args)
 
     @property
@@ -316,10 +313,13 @@ class Uniform(Distribution):
     """
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"low": real, "high": real}
+    arg_constraints = {
+        "low": constraints.dependent(is_discrete=False, event_dim=0),
+        "high": constraints.dependent(is_discrete=False, event_dim=0),
+    }
 
     def __init__(self, low: Any, high: Any, validate_args: bool | None = None) -> None:
-        self.low, self.high = together(low, high)
+        self.low, self.high = broadcast_all(low, high)
         super().__init__(self.low.shape, (), validate_args)
         if self._validate_args and not bool(lt(self.low, self.high).all().item()):
             raise ValueError("Uniform is not defined when low>= high")
@@ -340,15 +340,10 @@ class Uniform(Distribution):
         u = _noise(rand, self.low, self._extended_shape(sample_shape))
         return self.low + u * (self.high - self.low)
 
-    def _validate_sample(self, value: Any) -> None:
-        super()._validate_sample(value)
-        if self._validate_args and not bool(
-            logical_and(ge(value, self.low), ge(self.high, value)).all().item()
-        ):
-            raise ValueError(
-                f"Expected value argument (Tensor of shape {tuple(value.shape)}) to be within the "
-                f"support of the distribution {self!r}, but found invalid values: {value}"
-            )
+    @constraints.dependent_property(is_discrete=False, event_dim=0)
+    def support(self) -> Any:
+        """From ``low`` to ``high``."""
+        return constraints.interval(self.low, self.high)
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.distributions.discrete import Binomial, OverClasses, _Trials
-from mpgrad.distributions.distribution import not_negative, together
+from mpgrad.distributions import constraints
+from mpgrad.distributions.discrete import Binomial, OverClasses, _of_two, _Trials
 from mpgrad.distributions.gammas import Gamma
+from mpgrad.distributions.utils import broadcast_all
 from mpgrad.graph.grad_modes import no_grad
 from mpgrad.ops.activation import logsigmoid
 from mpgrad.ops.choices import clamp, where
 from mpgrad.ops.creation import arange
 from mpgrad.ops.embedding import one_hot
 from mpgrad.ops.random import poisson
-from mpgrad.ops.shape import expand, reshape
+from mpgrad.ops.shape import reshape
 from mpgrad.ops.special import lgamma
 from mpgrad.ops.transcendental import exp, sigmoid
 from mpgrad.tensors.tensor import Tensor
@@ -30,7 +31,12 @@ class NegativeBinomial(_Trials):
         validate_args: check parameters and values.
     """
 
-    _support = staticmethod(not_negative)
+    support = constraints.nonnegative_integer
+    arg_constraints = {
+        "total_count": constraints.greater_than_eq(0),
+        "probs": constraints.half_open_interval(0.0, 1.0),
+        "logits": constraints.real,
+    }
 
     def __init__(
         self,
@@ -39,8 +45,8 @@ class NegativeBinomial(_Trials):
         logits: Any = None,
         validate_args: bool | None = None,
     ) -> None:
-        given = probs if logits is None else logits
-        self.total_count, given = together(total_count, given)
+        count, given = broadcast_all(total_count, _of_two(probs, logits))
+        self.total_count = count.to(given.dtype)
         probs, logits = (given, None) if logits is None else (None, given)
         super().__init__(probs, logits, validate_args)
 
@@ -83,8 +89,6 @@ class Multinomial(OverClasses):
         NotImplementedError: ``total_count`` is no int.
     """
 
-    _support = staticmethod(not_negative)
-
     def __init__(
         self,
         total_count: int = 1,
@@ -96,6 +100,11 @@ class Multinomial(OverClasses):
             raise NotImplementedError("inhomogeneous total_count is not supported")
         self.total_count = total_count
         super().__init__(probs, logits, validate_args)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self) -> Any:
+        """How often each class may come."""
+        return constraints.multinomial(self.total_count)
 
     @property
     def mean(self) -> Tensor:
@@ -111,7 +120,7 @@ class Multinomial(OverClasses):
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
-        logits, value = together(self.logits, value)
+        logits, value = broadcast_all(self.logits, value)
         ways = lgamma(value.sum(-1) + 1) - lgamma(value + 1).sum(-1)
         impossible = (value == 0) & (logits == float("-inf"))
         return ways + (logits.masked_fill(impossible, 0) * value).sum(-1)
@@ -123,7 +132,3 @@ class Multinomial(OverClasses):
         numbers = reshape(numbers, (-1, *(1,) * probs.ndim))
         chances = exp(Binomial(count, probs, validate_args=False).log_prob(numbers))
         return whole + (chances * lgamma(numbers + 1)).sum((0, -1))
-
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
-        probs = expand(self.probs, *batch_shape, *self.event_shape)
-        return type(self)(self.total_count, probs=probs)

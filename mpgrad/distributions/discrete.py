@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from mpgrad.devices.device_arrays import on_host
-from mpgrad.distributions.distribution import (
-    Constraints,
-    Distribution,
-    boolean,
-    not_negative,
-    probabilities,
-    real,
-    together,
+from mpgrad.distributions import constraints
+from mpgrad.distributions.distribution import Distribution
+from mpgrad.distributions.utils import (
+    broadcast_all,
+    lazy_property,
+    least,
+    logits_to_probs,
+    probs_to_logits,
 )
 from mpgrad.graph.grad_modes import no_grad
-from mpgrad.ops.activation import softmax, softplus
+from mpgrad.ops.activation import softplus
 from mpgrad.ops.choices import clamp, minimum
 from mpgrad.ops.creation import arange
 from mpgrad.ops.device_moves import beside
@@ -26,11 +26,10 @@ from mpgrad.ops.embedding import one_hot
 from mpgrad.ops.extrema import argmax
 from mpgrad.ops.indexing import gather
 from mpgrad.ops.loss import binary_cross_entropy_with_logits
-from mpgrad.ops.piecewise import logit
 from mpgrad.ops.random import bernoulli, default_generator, multinomial, poisson, rand
 from mpgrad.ops.shape import expand, reshape
 from mpgrad.ops.special import lgamma
-from mpgrad.ops.transcendental import log, log1p, sigmoid, xlogy
+from mpgrad.ops.transcendental import log, log1p, xlogy
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -45,41 +44,47 @@ def _of_two(probs: Any, logits: Any) -> Tensor:
     return probs if logits is None else logits  # type: ignore[no-any-return]
 
 
-def _inner(probs: Tensor) -> Tensor:
-    """Probabilities kept away from 0 and 1 by the resolution of the dtype."""
-    eps = float(np.finfo(probs.numpy(force=True).dtype).eps)
-    return clamp(probs, eps, 1 - eps)
-
-
 class _Trials(Distribution):
     """A chance of success for each: ``probs``, or its ``logits``."""
 
-    _constraints: ClassVar[Constraints] = {"_probs": probabilities, "_logits": real}
+    arg_constraints = {"probs": constraints.unit_interval, "logits": constraints.real}
 
     def __init__(
         self, probs: Any = None, logits: Any = None, validate_args: bool | None = None
     ) -> None:
-        (given,) = together(_of_two(probs, logits))
-        self._probs: Any = given if logits is None else None
-        self._logits: Any = None if logits is None else given
+        (given,) = broadcast_all(_of_two(probs, logits))
+        if logits is None:
+            self.probs = given
+        else:
+            self.logits = given
         super().__init__(given.shape, (), validate_args)
 
-    @property
+    @lazy_property
     def probs(self) -> Tensor:
         """The probability of success."""
-        return sigmoid(self._logits) if self._probs is None else self._probs
+        return logits_to_probs(self.logits, is_binary=True)
 
-    @property
+    @lazy_property
     def logits(self) -> Tensor:
         """The logarithm of the odds of success."""
-        return logit(_inner(self._probs)) if self._logits is None else self._logits
+        return probs_to_logits(self.probs, is_binary=True)
+
+    @property
+    def _given(self) -> Tensor:
+        """``probs`` or ``logits``."""
+        return self.probs if "probs" in vars(self) else self.logits
+
+    @property
+    def param_shape(self) -> Any:
+        """Of ``probs``."""
+        return self._given.shape
 
 
 class Bernoulli(_Trials):
     """1 with a probability, else 0."""
 
     has_enumerate_support = True
-    _support = staticmethod(boolean)
+    support = constraints.boolean
 
     @property
     def mean(self) -> Tensor:
@@ -100,21 +105,31 @@ class Bernoulli(_Trials):
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
-        logits, value = together(self.logits, value)
+        logits, value = broadcast_all(self.logits, value)
         return -binary_cross_entropy_with_logits(logits, value, reduction="none")
 
     def entropy(self) -> Tensor:
         return binary_cross_entropy_with_logits(self.logits, self.probs, reduction="none")
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        values = arange(2, dtype=self.probs.dtype, device=self.probs.device)
+        values = arange(2, dtype=self._given.dtype, device=self._given.device)
         return _along_first(values, self._batch_shape, expand)
 
 
 class Geometric(_Trials):
     """How many failures come before the first success."""
 
-    _support = staticmethod(not_negative)
+    support = constraints.nonnegative_integer
+
+    def __init__(
+        self, probs: Any = None, logits: Any = None, validate_args: bool | None = None
+    ) -> None:
+        super().__init__(probs, logits, validate_args)
+        if self._validate_args and logits is None and not bool((self.probs > 0).all()):
+            raise ValueError(
+                f"Expected parameter probs (Tensor of shape {tuple(self.probs.shape)}) of "
+                f"distribution {self!r} to be positive but found invalid values:\n{self.probs}"
+            )
 
     @property
     def mean(self) -> Tensor:
@@ -131,12 +146,14 @@ class Geometric(_Trials):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         with no_grad():
             shape = self._extended_shape(sample_shape)
-            u = clamp(rand(shape, dtype=self.probs.dtype, device=self.probs.device), min=1e-30)
-            return (log(u) / log1p(-self.probs)).floor()
+            u = rand(shape, dtype=self.probs.dtype, device=self.probs.device)
+            return (log(clamp(u, min=least(u))) / log1p(-self.probs)).floor()
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
-        return value * log1p(-self.probs) + log(self.probs)
+        value, probs = broadcast_all(value, self.probs)
+        certain = (probs == 1) & (value == 0)
+        return value * log1p(-probs.masked_fill(certain, 0)) + log(self.probs)
 
     def entropy(self) -> Tensor:
         return (
@@ -151,7 +168,8 @@ class Binomial(_Trials):
         ImportError: SciPy is not installed (of ``log_prob``).
     """
 
-    _support = staticmethod(not_negative)
+    has_enumerate_support = True
+    arg_constraints = {"total_count": constraints.nonnegative_integer, **_Trials.arg_constraints}
 
     def __init__(
         self,
@@ -160,10 +178,30 @@ class Binomial(_Trials):
         logits: Any = None,
         validate_args: bool | None = None,
     ) -> None:
-        count, given = together(total_count, _of_two(probs, logits))
-        self.total_count = count
+        count, given = broadcast_all(total_count, _of_two(probs, logits))
+        self.total_count = count.to(given.dtype)
         probs, logits = (given, None) if logits is None else (None, given)
         super().__init__(probs, logits, validate_args)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=0)
+    def support(self) -> Any:
+        """From 0 to ``total_count``."""
+        return constraints.integer_interval(0, self.total_count)
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """All values, along a first dimension.
+
+        Raises:
+            NotImplementedError: the counts differ.
+        """
+        values = arange(self._count("enumerate_support") + 1, dtype=self._given.dtype)
+        return _along_first(values.to(self._given.device), self._batch_shape, expand)
+
+    def _count(self, what: str) -> int:
+        count = int(self.total_count.max().item())
+        if bool((self.total_count != count).any().item()):
+            raise NotImplementedError(f"Inhomogeneous total count not supported by `{what}`.")
+        return count
 
     @property
     def mean(self) -> Tensor:
@@ -195,11 +233,8 @@ class Binomial(_Trials):
         Raises:
             NotImplementedError: the counts differ.
         """
-        count = int(self.total_count.max().item())
-        if bool((self.total_count != count).any().item()):
-            raise NotImplementedError("Inhomogeneous total count not supported by `entropy`.")
-        values = arange(count + 1, dtype=self.probs.dtype, device=self.probs.device)
-        logarithms = self.log_prob(_along_first(values, self._batch_shape, True))
+        self._count("entropy")
+        logarithms = self.log_prob(self.enumerate_support())
         return -(logarithms.exp() * logarithms).sum(0)
 
 
@@ -210,11 +245,11 @@ class Poisson(Distribution):
         ImportError: SciPy is not installed (of ``log_prob``).
     """
 
-    _constraints: ClassVar[Constraints] = {"rate": not_negative}
-    _support = staticmethod(not_negative)
+    arg_constraints = {"rate": constraints.nonnegative}
+    support = constraints.nonnegative_integer
 
     def __init__(self, rate: Any, validate_args: bool | None = None) -> None:
-        (self.rate,) = together(rate)
+        (self.rate,) = broadcast_all(rate)
         super().__init__(self.rate.shape, (), validate_args)
 
     @property
@@ -235,13 +270,14 @@ class Poisson(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
-        rate, value = together(self.rate, value)
+        rate, value = broadcast_all(self.rate, value)
         return xlogy(value, rate) - rate - lgamma(value + 1)
 
 
 def _along_first(values: Tensor, batch: tuple[int, ...], expanded: bool) -> Tensor:
-    column = reshape(values, (-1, *(1,) * len(batch)))
-    return expand(column, -1, *batch) if expanded else column
+    event = values.shape[1:]
+    column = reshape(values, (-1, *(1,) * len(batch), *event))
+    return expand(column, -1, *batch, *event) if expanded else column
 
 
 class Categorical(Distribution):
@@ -256,7 +292,7 @@ class Categorical(Distribution):
     """
 
     has_enumerate_support = True
-    _constraints: ClassVar[Constraints] = {"_probs": not_negative, "_logits": real}
+    arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
 
     def __init__(
         self, probs: Any = None, logits: Any = None, validate_args: bool | None = None
@@ -266,27 +302,36 @@ class Categorical(Distribution):
             name = "probs" if logits is None else "logits"
             raise ValueError(f"`{name}` parameter must be at least one-dimensional.")
         if logits is None:
-            self._probs: Any = given / given.sum(-1, keepdim=True)
-            self._logits: Any = None
+            self.probs = given / given.sum(-1, keepdim=True)
         else:
-            self._probs, self._logits = None, given - given.logsumexp(-1, keepdim=True)
+            self.logits = given - given.logsumexp(-1, keepdim=True)
         self._num_events = given.shape[-1]
         super().__init__(given.shape[:-1], (), validate_args)
 
-    @property
+    @lazy_property
     def probs(self) -> Tensor:
         """The probability of each class."""
-        return softmax(self._logits, -1) if self._probs is None else self._probs  # type: ignore[no-any-return]
+        return logits_to_probs(self.logits)
 
-    @property
+    @lazy_property
     def logits(self) -> Tensor:
         """The logarithms of the probabilities."""
-        return log(_inner(self._probs)) if self._logits is None else self._logits  # type: ignore[no-any-return]
+        return probs_to_logits(self.probs)
 
     @property
-    def param_shape(self) -> tuple[int, ...]:
+    def _given(self) -> Tensor:
+        """``probs`` or ``logits``."""
+        return self.probs if "probs" in vars(self) else self.logits
+
+    @property
+    def param_shape(self) -> Any:
         """Of ``probs``."""
-        return tuple(self.probs.shape)
+        return self._given.shape
+
+    @constraints.dependent_property(is_discrete=True, event_dim=0)
+    def support(self) -> Any:
+        """The numbers of the classes."""
+        return constraints.integer_interval(0, self._num_events - 1)
 
     @property
     def mean(self) -> Tensor:
@@ -313,35 +358,19 @@ class Categorical(Distribution):
         logits = expand(self.logits, *shape, self._num_events)
         return gather(logits, -1, expand(places, *shape, 1)).squeeze(-1)
 
-    def _validate_sample(self, value: Any) -> None:
-        super()._validate_sample(value)
-        if self._validate_args:
-            values = on_host(value._array)
-            if np.any((values < 0) | (values >= self._num_events) | (values != np.floor(values))):
-                raise ValueError(
-                    f"Expected value argument (Tensor of shape {tuple(value.shape)}) to be within "
-                    f"the support (IntegerInterval(lower_bound=0, upper_bound="
-                    f"{self._num_events - 1})) of the distribution {self!r}, but found invalid "
-                    f"values: {value}"
-                )
-
     def entropy(self) -> Tensor:
-        least = float(np.finfo(self.logits.numpy(force=True).dtype).min)
-        return -(clamp(self.logits, min=least) * self.probs).sum(-1)
+        lowest = -1 / least(self.logits)
+        return -(clamp(self.logits, min=lowest) * self.probs).sum(-1)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        values = arange(self._num_events, device=self.probs.device)
+        values = arange(self._num_events, device=self._given.device)
         return _along_first(values, self._batch_shape, expand)
-
-    def __repr__(self) -> str:
-        name = "probs" if self._probs is not None else "logits"
-        given = self._probs if self._probs is not None else self._logits
-        size = given if given.numel() == 1 else tuple(given.shape)
-        return f"{type(self).__name__}({name}: {size})"
 
 
 class OverClasses(Distribution):
     """A distribution of vectors with an element for each class of a ``Categorical``."""
+
+    arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
 
     def __init__(
         self, probs: Any = None, logits: Any = None, validate_args: bool | None = None
@@ -360,9 +389,20 @@ class OverClasses(Distribution):
         """The logarithms of the probabilities."""
         return self._categorical.logits
 
+    @property
+    def param_shape(self) -> Any:
+        """Of ``probs``."""
+        return self._categorical.param_shape
+
+    def __repr__(self) -> str:
+        return repr(self._categorical).replace("Categorical", type(self).__name__, 1)
+
 
 class OneHotCategorical(OverClasses):
     """``Categorical`` whose draws are vectors with a 1 at the class."""
+
+    has_enumerate_support = True
+    support = constraints.one_hot
 
     @property
     def mean(self) -> Tensor:
@@ -387,9 +427,10 @@ class OneHotCategorical(OverClasses):
     def entropy(self) -> Tensor:
         return self._categorical.entropy()
 
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
-        probs = expand(self.probs, *batch_shape, *self.event_shape)
-        return type(self)(probs=probs)
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        count = self.event_shape[0]
+        values = one_hot(arange(count, device=self.probs.device), count).to(self.probs.dtype)
+        return _along_first(values, self._batch_shape, expand)
 
 
 class OneHotCategoricalStraightThrough(OneHotCategorical):

@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from mpgrad.devices.device_arrays import on_host
+from mpgrad.base.size import Size
+from mpgrad.distributions import constraints
+from mpgrad.distributions.utils import lazy_property
 from mpgrad.graph.grad_modes import no_grad
-from mpgrad.ops.creation import as_tensor
-from mpgrad.ops.joining import broadcast_tensors
 from mpgrad.ops.shape import expand
 from mpgrad.ops.transcendental import exp
 from mpgrad.tensors.tensor import Tensor
 
 Shape = tuple[int, ...]
-#: Parameters, and whether elements are allowed.
-Constraints = dict[str, Callable[[Any], Any]]
+#: Parameters, and the sets of their values.
+Constraints = dict[str, constraints.Constraint]
 
 
-def positive(x: Any) -> Any:
-    """Whether elements are above 0."""
-    return x > 0
+class _Undefined:
+    """What a subclass has to define."""
 
-
-def boolean(x: Any) -> Any:
-    """Whether elements are 0 or 1."""
-    return (x == 0) | (x == 1)
-
-
-def not_negative(x: Any) -> Any:
-    """Whether elements are at least 0."""
-    return x >= 0
-
-
-def probabilities(x: Any) -> Any:
-    """Whether elements lie from 0 to 1."""
-    return (x >= 0) & (x <= 1)
-
-
-def real(x: Any) -> Any:
-    """Whether elements are numbers."""
-    return x == x
+    def __get__(self, instance: Any, owner: type) -> Any:
+        raise NotImplementedError
 
 
 class Distribution:
@@ -52,15 +35,24 @@ class Distribution:
         batch_shape: of independent distributions with parameters of their own.
         event_shape: of one draw.
         validate_args: check parameters and values; by default done.
+
+    Attributes:
+        arg_constraints: the constraint on each parameter, by name.
+        support: the constraint on values.
+        has_rsample: whether draws have a gradient.
+        has_enumerate_support: whether all values can be listed.
+
+    Raises:
+        ValueError: a parameter violates its constraint.
     """
 
     has_rsample = False
     has_enumerate_support = False
-    #: Parameters and what holds for their elements.
-    _constraints: ClassVar[Constraints] = {}
-    #: The constraint on values; None: any value.
-    _support: Callable[[Any], Any] | None = None
+    arg_constraints: Any = _Undefined()
+    support: Any = _Undefined()
     _validate_args = True
+    #: Parameters without a batch of their own.
+    _shared: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -68,31 +60,56 @@ class Distribution:
         event_shape: Sequence[int] = (),
         validate_args: bool | None = None,
     ) -> None:
-        self._batch_shape, self._event_shape = tuple(batch_shape), tuple(event_shape)
+        self._batch_shape, self._event_shape = Size(batch_shape), Size(event_shape)
         if validate_args is not None:
             self._validate_args = validate_args
         if self._validate_args:
-            for name, holds in self._constraints.items():
-                value = vars(self).get(name)
-                if isinstance(value, Tensor) and not np.all(holds(on_host(value._array))):
-                    raise ValueError(
-                        f"Expected parameter {name.lstrip('_')} of shape {tuple(value.shape)} of "
-                        f"distribution {self!r} to satisfy the constraint {holds.__name__}, but "
-                        f"found invalid values: {value}"
-                    )
+            self._check_parameters()
+
+    def _check_parameters(self) -> None:
+        """Raise ValueError if a parameter violates its constraint."""
+        try:
+            known = self.arg_constraints
+        except NotImplementedError:
+            known = {}
+            warnings.warn(
+                f"{type(self)} does not define `arg_constraints`. Please set "
+                "`arg_constraints = {}` or initialize the distribution with `validate_args=False` "
+                "to turn off validation.",
+                stacklevel=4,
+            )
+        for name, constraint in known.items():
+            if constraints.is_dependent(constraint):
+                continue
+            lazy = isinstance(getattr(type(self), name, None), lazy_property)
+            if lazy and name not in vars(self):
+                continue
+            value = getattr(self, name)
+            if not _holds(constraint, value):
+                raise ValueError(
+                    f"Expected parameter {name} ({type(value).__name__} of shape "
+                    f"{tuple(value.shape)}) of distribution {self!r} to satisfy the constraint "
+                    f"{constraint!r}, but found invalid values:\n{value}"
+                )
 
     @staticmethod
     def set_default_validate_args(value: bool) -> None:
-        """Whether distributions check their arguments by default."""
+        """Whether distributions check their arguments by default.
+
+        Raises:
+            ValueError: ``value`` is no bool.
+        """
+        if value not in (True, False):
+            raise ValueError
         Distribution._validate_args = value
 
     @property
-    def batch_shape(self) -> Shape:
+    def batch_shape(self) -> Size:
         """Of independent distributions."""
         return self._batch_shape
 
     @property
-    def event_shape(self) -> Shape:
+    def event_shape(self) -> Size:
         """Of one draw."""
         return self._event_shape
 
@@ -159,20 +176,26 @@ class Distribution:
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
         """The same distributions, repeated to ``batch_shape``."""
-        shape = tuple(batch_shape)
-        found = type(self).__new__(type(self))
+        shape, changed = tuple(batch_shape), {}
         for name, value in vars(self).items():
-            keeps = not isinstance(value, Tensor) or name == "_values"
-            setattr(found, name, value if keeps else self._expanded(value, shape))
-        found._batch_shape = shape
+            if isinstance(value, Tensor) and name not in self._shared:
+                changed[name] = self._expanded(value, shape)
+            elif isinstance(value, Distribution):
+                changed[name] = value.expand(shape)
+        return self._with(shape, **changed)
+
+    def _with(self, batch_shape: Sequence[int], **changed: Any) -> Any:
+        """A copy with another batch and other attributes."""
+        found = type(self).__new__(type(self))
+        vars(found).update(vars(self), **changed, _batch_shape=Size(batch_shape))
         return found
 
     def _expanded(self, value: Tensor, shape: Shape) -> Tensor:
         """A parameter: its batch is followed by what belongs to one distribution."""
         return expand(value, *shape, *value.shape[len(self._batch_shape) :])
 
-    def _extended_shape(self, sample_shape: Sequence[int] = ()) -> Shape:
-        return (*sample_shape, *self._batch_shape, *self._event_shape)
+    def _extended_shape(self, sample_shape: Sequence[int] = ()) -> Size:
+        return Size((*sample_shape, *self._batch_shape, *self._event_shape))
 
     def _validate_sample(self, value: Any) -> None:
         """Check an argument of ``log_prob`` or ``cdf``.
@@ -185,37 +208,45 @@ class Distribution:
         if not isinstance(value, Tensor):
             raise ValueError("The value argument to log_prob must be a Tensor")
         count = len(self._event_shape)
-        if count and tuple(value.shape[-count:]) != self._event_shape:
+        if tuple(value.shape)[max(value.ndim - count, 0) :] != tuple(self._event_shape):
             raise ValueError(
-                f"The right-most size of value must match event_shape: {tuple(value.shape)} vs "
+                f"The right-most size of value must match event_shape: {value.shape} vs "
                 f"{self._event_shape}."
             )
-        np.broadcast_shapes(tuple(value.shape), self._extended_shape())
-        support = type(self)._support
-        if support is not None and not np.all(support(on_host(value._array))):
+        expected = self._extended_shape()
+        try:
+            np.broadcast_shapes(tuple(value.shape), tuple(expected))
+        except ValueError:
             raise ValueError(
-                f"Expected value argument (Tensor of shape {tuple(value.shape)}) to be within the "
-                f"support ({support.__name__}) of the distribution {self!r}, but found invalid "
-                f"values: {value}"
+                "Value is not broadcastable with batch_shape+event_shape: "
+                f"{value.shape} vs {expected}."
+            ) from None
+        try:
+            support = self.support
+        except NotImplementedError:
+            warnings.warn(
+                f"{type(self)} does not define `support` to enable sample validation. Please "
+                "initialize the distribution with `validate_args=False` to turn off validation.",
+                stacklevel=3,
+            )
+            return
+        if not _holds(support, value):
+            raise ValueError(
+                f"Expected value argument ({type(value).__name__} of shape {tuple(value.shape)}) "
+                f"to be within the support ({support!r}) of the distribution {self!r}, but found "
+                f"invalid values:\n{value}"
             )
 
     def __repr__(self) -> str:
-        names = [name for name in self._constraints if name in vars(self)]
         parts = [
-            f"{name.lstrip('_')}: {value if value.numel() == 1 else tuple(value.shape)}"
-            for name in names
-            if isinstance(value := vars(self)[name], Tensor)
+            f"{name}: {value if value.numel() == 1 else value.shape}"
+            for name in self.arg_constraints
+            if isinstance(value := vars(self).get(name), Tensor)
         ]
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
-def together(*values: Any) -> tuple[Tensor, ...]:
-    """Numbers and Tensors as Tensors of one shape."""
-    like = next((v for v in values if isinstance(v, Tensor)), None)
-    made = [
-        v
-        if isinstance(v, Tensor)
-        else as_tensor(float(v), **({} if like is None else {"dtype": like.dtype}))
-        for v in values
-    ]
-    return broadcast_tensors(*made)
+def _holds(constraint: constraints.Constraint, value: Tensor) -> bool:
+    """Whether all values satisfy ``constraint``."""
+    with no_grad():
+        return bool(constraint.check(value).all())

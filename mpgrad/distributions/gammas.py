@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.dispatch.operator_call import call
-from mpgrad.distributions.distribution import (
-    Constraints,
-    Distribution,
-    not_negative,
-    positive,
-    probabilities,
-    real,
-    together,
-)
+from mpgrad.distributions import constraints
+from mpgrad.distributions.distribution import Distribution
+from mpgrad.distributions.utils import broadcast_all, least, resolution
 from mpgrad.graph.registry import operator
 from mpgrad.ops.choices import clamp, where
+from mpgrad.ops.creation import as_tensor
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.embedding import one_hot
 from mpgrad.ops.extrema import argmax
@@ -46,9 +41,9 @@ _standard_gamma = operator(
 def _drawn(concentration: Tensor, shape: Sequence[int]) -> Tensor:
     """Gamma distributed numbers of rate 1, whose gradient reaches ``concentration``."""
     wide = expand(concentration, *shape)
-    values = np.asarray(default_generator().standard_gamma(on_host(wide.detach()._array)))
-    least = np.finfo(values.dtype).tiny
-    drawn = np.maximum(values, least).astype(on_host(wide._array).dtype)
+    shapes = on_host(wide.detach()._array)
+    values = np.asarray(default_generator().standard_gamma(shapes), shapes.dtype)
+    drawn = np.asarray(np.maximum(values, np.finfo(shapes.dtype).tiny))
     return call(_standard_gamma, wide, beside(wide, drawn))
 
 
@@ -56,11 +51,11 @@ class Gamma(Distribution):
     """Density ``rate ** c * x ** (c - 1) * exp(-rate * x) / gamma(c)`` of concentration ``c``."""
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"concentration": positive, "rate": positive}
-    _support = staticmethod(not_negative)
+    arg_constraints = {"concentration": constraints.positive, "rate": constraints.positive}
+    support = constraints.nonnegative
 
     def __init__(self, concentration: Any, rate: Any, validate_args: bool | None = None) -> None:
-        self.concentration, self.rate = together(concentration, rate)
+        self.concentration, self.rate = broadcast_all(concentration, rate)
         super().__init__(self.concentration.shape, (), validate_args)
 
     @property
@@ -79,8 +74,9 @@ class Gamma(Distribution):
         return _drawn(self.concentration, self._extended_shape(sample_shape)) / self.rate
 
     def log_prob(self, value: Tensor) -> Tensor:
-        self._validate_sample(value)
         shape, rate = self.concentration, self.rate
+        value = as_tensor(value, dtype=rate.dtype, device=rate.device)
+        self._validate_sample(value)
         return xlogy(shape, rate) + xlogy(shape - 1, value) - rate * value - lgamma(shape)
 
     def cdf(self, value: Tensor) -> Tensor:
@@ -95,8 +91,10 @@ class Gamma(Distribution):
 class Chi2(Gamma):
     """The sum of the squares of ``df`` standard normal numbers."""
 
+    arg_constraints = {"df": constraints.positive}
+
     def __init__(self, df: Any, validate_args: bool | None = None) -> None:
-        (df,) = together(df)
+        (df,) = broadcast_all(df)
         super().__init__(0.5 * df, 0.5, validate_args)
 
     @property
@@ -113,7 +111,8 @@ class Dirichlet(Distribution):
     """
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"concentration": positive}
+    arg_constraints = {"concentration": constraints.independent(constraints.positive, 1)}
+    support = constraints.simplex
 
     def __init__(self, concentration: Tensor, validate_args: bool | None = None) -> None:
         if concentration.ndim < 1:
@@ -139,8 +138,11 @@ class Dirichlet(Distribution):
         return self.concentration * (total - self.concentration) / (total**2 * (total + 1))
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        drawn = _drawn(self.concentration, self._extended_shape(sample_shape))
-        return drawn / drawn.sum(-1, keepdim=True)
+        # A small concentration gives gamma distributed numbers that float32 does not have.
+        drawn = _drawn(self.concentration.double(), self._extended_shape(sample_shape))
+        found = (drawn / drawn.sum(-1, keepdim=True)).to(self.concentration.dtype)
+        values = found.detach()
+        return found + (clamp(values, least(values), 1 - resolution(values) / 2) - values)
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
@@ -163,13 +165,16 @@ class Beta(Distribution):
     """Density ``x ** (concentration1 - 1) * (1 - x) ** (concentration0 - 1)`` up to a factor."""
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"concentration1": positive, "concentration0": positive}
-    _support = staticmethod(probabilities)
+    arg_constraints = {
+        "concentration1": constraints.positive,
+        "concentration0": constraints.positive,
+    }
+    support = constraints.unit_interval
 
     def __init__(
         self, concentration1: Any, concentration0: Any, validate_args: bool | None = None
     ) -> None:
-        self.concentration1, self.concentration0 = together(concentration1, concentration0)
+        self.concentration1, self.concentration0 = broadcast_all(concentration1, concentration0)
         super().__init__(self.concentration1.shape, (), validate_args)
 
     @property
@@ -204,13 +209,17 @@ class StudentT(Distribution):
     """A normal number over the root of ``Chi2(df) / df``, times ``scale``, plus ``loc``."""
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"df": positive, "loc": real, "scale": positive}
-    _support = staticmethod(real)
+    arg_constraints = {
+        "df": constraints.positive,
+        "loc": constraints.real,
+        "scale": constraints.positive,
+    }
+    support = constraints.real
 
     def __init__(
         self, df: Any, loc: Any = 0.0, scale: Any = 1.0, validate_args: bool | None = None
     ) -> None:
-        self.df, self.loc, self.scale = together(df, loc, scale)
+        self.df, self.loc, self.scale = broadcast_all(df, loc, scale)
         super().__init__(self.df.shape, (), validate_args)
 
     @property

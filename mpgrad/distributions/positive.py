@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
+from mpgrad.distributions import constraints
 from mpgrad.distributions.continuous import Cauchy, Folded
-from mpgrad.distributions.distribution import (
-    Constraints,
-    Distribution,
-    not_negative,
-    positive,
-    probabilities,
-    real,
-    together,
-)
+from mpgrad.distributions.distribution import Distribution
 from mpgrad.distributions.gammas import Gamma
+from mpgrad.distributions.utils import broadcast_all, least, resolution
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.choices import clamp, where
 from mpgrad.ops.creation import full
@@ -31,13 +25,11 @@ _EULER = 0.57721566490153286060
 def uniform_inside(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Uniform numbers away from 0 and 1."""
     drawn = rand(tuple(shape), dtype=like.dtype, device=like.device)
-    return clamp(drawn, 1e-7, 1 - 1e-7)
+    return clamp(drawn, least(like), 1 - resolution(like))
 
 
 class HalfCauchy(Folded):
     """The absolute value of a number with Cauchy's distribution of ``scale``; it has no mean."""
-
-    _support = staticmethod(not_negative)
 
     @property
     def _base(self) -> Cauchy:  # type: ignore[override]
@@ -56,11 +48,11 @@ class Weibull(Distribution):
     """The cdf ``1 - exp(-(x / scale) ** concentration)``."""
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"scale": positive, "concentration": positive}
-    _support = staticmethod(positive)
+    arg_constraints = {"scale": constraints.positive, "concentration": constraints.positive}
+    support = constraints.positive
 
     def __init__(self, scale: Any, concentration: Any, validate_args: bool | None = None) -> None:
-        self.scale, self.concentration = together(scale, concentration)
+        self.scale, self.concentration = broadcast_all(scale, concentration)
         super().__init__(self.scale.shape, (), validate_args)
 
     @property
@@ -102,11 +94,16 @@ class Pareto(Distribution):
     """Density ``alpha * scale ** alpha / x ** (alpha + 1)`` from ``scale`` on."""
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"scale": positive, "alpha": positive}
+    arg_constraints = {"scale": constraints.positive, "alpha": constraints.positive}
 
     def __init__(self, scale: Any, alpha: Any, validate_args: bool | None = None) -> None:
-        self.scale, self.alpha = together(scale, alpha)
+        self.scale, self.alpha = broadcast_all(scale, alpha)
         super().__init__(self.scale.shape, (), validate_args)
+
+    @constraints.dependent_property(is_discrete=False, event_dim=0)
+    def support(self) -> Any:
+        """From ``scale`` on."""
+        return constraints.greater_than_eq(self.scale)
 
     @property
     def mean(self) -> Tensor:
@@ -145,18 +142,29 @@ class GeneralizedPareto(Distribution):
     ``z = (x - loc) / scale`` and concentration ``c``; ``1 - exp(-z)`` where that is 0."""
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"loc": real, "scale": positive, "concentration": real}
+    arg_constraints = {
+        "loc": constraints.real,
+        "scale": constraints.positive,
+        "concentration": constraints.real,
+    }
 
     def __init__(
         self, loc: Any, scale: Any, concentration: Any, validate_args: bool | None = None
     ) -> None:
-        self.loc, self.scale, self.concentration = together(loc, scale, concentration)
+        self.loc, self.scale, self.concentration = broadcast_all(loc, scale, concentration)
         super().__init__(self.loc.shape, (), validate_args)
 
     def _curve(self) -> tuple[Tensor, Tensor]:
         """Where the concentration is 0, and it with 1 in place of that."""
         none = absolute(self.concentration) < 1e-8
         return none, where(none, 1.0, self.concentration).to(self.loc.dtype)
+
+    @constraints.dependent_property(is_discrete=False, event_dim=0)
+    def support(self) -> Any:
+        """From ``loc`` on, up to ``loc - scale / concentration`` if that is negative."""
+        end = self.loc - self.scale / self._curve()[1]
+        upper = where(self.concentration < 0, end, math.inf).to(self.loc.dtype)
+        return constraints.interval(self.loc, upper)
 
     @property
     def mean(self) -> Tensor:
@@ -203,11 +211,11 @@ class InverseGamma(Distribution):
     """One over a gamma distributed number of this ``concentration`` and ``rate``."""
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"concentration": positive, "rate": positive}
-    _support = staticmethod(positive)
+    arg_constraints = {"concentration": constraints.positive, "rate": constraints.positive}
+    support = constraints.positive
 
     def __init__(self, concentration: Any, rate: Any, validate_args: bool | None = None) -> None:
-        self.concentration, self.rate = together(concentration, rate)
+        self.concentration, self.rate = broadcast_all(concentration, rate)
         super().__init__(self.concentration.shape, (), validate_args)
 
     @property
@@ -249,11 +257,11 @@ class FisherSnedecor(Distribution):
     """The ratio of two means of ``df1`` and ``df2`` squares of standard normal numbers."""
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"df1": positive, "df2": positive}
-    _support = staticmethod(positive)
+    arg_constraints = {"df1": constraints.positive, "df2": constraints.positive}
+    support = constraints.positive
 
     def __init__(self, df1: Any, df2: Any, validate_args: bool | None = None) -> None:
-        self.df1, self.df2 = together(df1, df2)
+        self.df1, self.df2 = broadcast_all(df1, df2)
         super().__init__(self.df1.shape, (), validate_args)
 
     @property
@@ -276,7 +284,7 @@ class FisherSnedecor(Distribution):
         above, below = (
             Gamma(df * 0.5, df * 0.5, False).rsample(sample_shape) for df in (self.df1, self.df2)
         )
-        return above / clamp(below, min=1e-30)
+        return above / clamp(below, min=least(below))
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
@@ -291,13 +299,16 @@ class Kumaraswamy(Distribution):
     (``concentration1``) and ``b`` (``concentration0``)."""
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"concentration1": positive, "concentration0": positive}
-    _support = staticmethod(probabilities)
+    arg_constraints = {
+        "concentration1": constraints.positive,
+        "concentration0": constraints.positive,
+    }
+    support = constraints.unit_interval
 
     def __init__(
         self, concentration1: Any, concentration0: Any, validate_args: bool | None = None
     ) -> None:
-        self.concentration1, self.concentration0 = together(concentration1, concentration0)
+        self.concentration1, self.concentration0 = broadcast_all(concentration1, concentration0)
         super().__init__(self.concentration1.shape, (), validate_args)
 
     def _moment(self, n: int) -> Tensor:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from mpgrad.distributions.distribution import Constraints, Distribution, positive, real, together
+from mpgrad.distributions import constraints
+from mpgrad.distributions.distribution import Distribution
 from mpgrad.distributions.gammas import Beta, Chi2
-from mpgrad.distributions.multivariate import MultivariateNormal
+from mpgrad.distributions.multivariate import MultivariateNormal, WithMatrix
+from mpgrad.distributions.utils import broadcast_all, lazy_property, least
 from mpgrad.ops.arrangements import diag_embed
 from mpgrad.ops.choices import clamp
 from mpgrad.ops.creation import arange, eye
-from mpgrad.ops.linear_systems import solve_triangular
-from mpgrad.ops.matrices import cholesky
+from mpgrad.ops.linear_systems import cholesky_solve, solve_triangular
+from mpgrad.ops.matrices import cholesky, slogdet
 from mpgrad.ops.random import randn
 from mpgrad.ops.selection import tril
 from mpgrad.ops.shape import expand
@@ -38,8 +40,12 @@ class LowRankMultivariateNormal(Distribution):
     """
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"loc": real, "cov_factor": real, "cov_diag": positive}
-    _support = staticmethod(real)
+    arg_constraints = {
+        "loc": constraints.real_vector,
+        "cov_factor": constraints.independent(constraints.real, 2),
+        "cov_diag": constraints.independent(constraints.positive, 1),
+    }
+    support = constraints.real_vector
 
     def __init__(
         self,
@@ -76,17 +82,17 @@ class LowRankMultivariateNormal(Distribution):
     def variance(self) -> Tensor:
         return (self.cov_factor**2).sum(-1) + self.cov_diag
 
-    @property
+    @lazy_property
     def covariance_matrix(self) -> Tensor:
         """(..., n, n)."""
         return self.cov_factor @ self.cov_factor.mT + diag_embed(self.cov_diag)
 
-    @property
+    @lazy_property
     def scale_tril(self) -> Tensor:
         """The Cholesky factor of the covariance."""
         return cholesky(self.covariance_matrix)
 
-    @property
+    @lazy_property
     def precision_matrix(self) -> Tensor:
         """The inverse of the covariance (by Woodbury's identity)."""
         scaled = self.cov_factor.mT / self.cov_diag.unsqueeze(-2)
@@ -143,7 +149,8 @@ class LKJCholesky(Distribution):
         ValueError: ``dim`` is less than 2.
     """
 
-    _constraints: ClassVar[Constraints] = {"concentration": positive}
+    arg_constraints = {"concentration": constraints.positive}
+    support = constraints.corr_cholesky
 
     def __init__(
         self, dim: int, concentration: Any = 1.0, validate_args: bool | None = None
@@ -153,7 +160,7 @@ class LKJCholesky(Distribution):
                 f"Expected dim to be an integer greater than or equal to 2. Found dim={dim}."
             )
         self.dim = dim
-        (self.concentration,) = together(concentration)
+        (self.concentration,) = broadcast_all(concentration)
         super().__init__(self.concentration.shape, (dim, dim), validate_args)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -163,9 +170,9 @@ class LKJCholesky(Distribution):
         rest = (like + 0.5 * (self.dim - 2)).unsqueeze(-1) - 0.5 * row
         shares = Beta(row + 0.5, rest, False).sample(sample_shape).unsqueeze(-1)
         noise = tril(randn(self._extended_shape(sample_shape), **made), -1)
-        directions = noise / clamp(noise.norm(dim=-1, keepdim=True), min=1e-30)
+        directions = noise / clamp(noise.norm(dim=-1, keepdim=True), min=least(noise))
         below = shares.sqrt() * directions
-        diagonal = clamp(1 - (below**2).sum(-1), min=1e-30).sqrt()
+        diagonal = clamp(1 - (below**2).sum(-1), min=least(below)).sqrt()
         return below + diag_embed(diagonal)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -180,7 +187,7 @@ class LKJCholesky(Distribution):
         return (powers * log(diagonal)).sum(-1) - size
 
 
-class Wishart(Distribution):
+class Wishart(WithMatrix):
     """The sum of ``df`` outer products of normal vectors with themselves.
 
     Args:
@@ -195,7 +202,13 @@ class Wishart(Distribution):
     """
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"df": positive}
+    arg_constraints = {
+        "df": constraints.greater_than(0),
+        "covariance_matrix": constraints.positive_definite,
+        "precision_matrix": constraints.positive_definite,
+        "scale_tril": constraints.lower_cholesky,
+    }
+    support = constraints.positive_definite
 
     def __init__(
         self,
@@ -210,22 +223,19 @@ class Wishart(Distribution):
             raise ValueError(
                 "Expected exactly one of covariance_matrix, precision_matrix or scale_tril"
             )
+        if given[0].ndim < 2:
+            raise ValueError(
+                "scale_tril must be at least two-dimensional, with optional leading batch "
+                "dimensions"
+            )
         size = given[0].shape[-1]
-        vectors = MultivariateNormal(
-            given[0].new_zeros(size), covariance_matrix, precision_matrix, scale_tril
-        )
         df = df if isinstance(df, Tensor) else given[0].new_tensor(float(df))
-        batch = np.broadcast_shapes(vectors.batch_shape, tuple(df.shape))
+        batch = np.broadcast_shapes(tuple(given[0].shape[:-2]), tuple(df.shape))
         self.df = expand(df, *batch)
-        self.scale_tril = expand(vectors.scale_tril, *batch, size, size)
-        super().__init__(batch, (size, size), validate_args)
         if bool((self.df <= size - 1).any().item()):
             raise ValueError(f"Value of df={df} expected to be greater than ndim - 1 = {size - 1}.")
-
-    @property
-    def covariance_matrix(self) -> Tensor:
-        """(..., n, n), of the vectors."""
-        return self.scale_tril @ self.scale_tril.mT
+        self._keep_matrix(batch, covariance_matrix, precision_matrix, scale_tril)
+        super().__init__(batch, (size, size), validate_args)
 
     @property
     def mean(self) -> Tensor:
@@ -259,14 +269,12 @@ class Wishart(Distribution):
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
         df, size = self.df, self._event_shape[0]
-        factor = cholesky(value)
-        inner = solve_triangular(self.scale_tril, factor, upper=False)
-        own = log(factor.diagonal(dim1=-2, dim2=-1)).sum(-1)
+        inner = cholesky_solve(value, self.scale_tril).diagonal(dim1=-2, dim2=-1).sum(-1)
         return (
             -df * (size * math.log(2) / 2 + self._log_size())
             - mvlgamma(df / 2, size)
-            + (df - size - 1) * own
-            - (inner**2).sum((-2, -1)) / 2
+            + (df - size - 1) / 2 * slogdet(value)[1]
+            - inner / 2
         )
 
     def entropy(self) -> Tensor:

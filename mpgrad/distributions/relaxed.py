@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from mpgrad.devices.device_arrays import on_host
+from mpgrad.distributions import constraints
 from mpgrad.distributions.discrete import OverClasses, _Trials
-from mpgrad.distributions.distribution import (
-    Constraints,
-    Distribution,
-    positive,
-    probabilities,
-    real,
-    together,
-)
+from mpgrad.distributions.distribution import Distribution
 from mpgrad.distributions.positive import uniform_inside
+from mpgrad.distributions.utils import (
+    broadcast_all,
+    clamp_probs,
+    lazy_property,
+    least,
+    logits_to_probs,
+)
 from mpgrad.ops.activation import logsigmoid, softplus
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.choices import clamp, where
@@ -34,7 +35,6 @@ from mpgrad.ops.products import cumprod
 from mpgrad.ops.random import default_generator, randn
 from mpgrad.ops.reduction import cumsum, logsumexp
 from mpgrad.ops.selection import pad
-from mpgrad.ops.shape import expand
 from mpgrad.ops.special import i0e, i1e
 from mpgrad.ops.transcendental import cos, exp, log, log1p, sigmoid
 from mpgrad.tensors.tensor import Tensor
@@ -45,7 +45,8 @@ class RelaxedBernoulli(_Trials):
     temperature, the nearer to 0 or 1."""
 
     has_rsample = True
-    _support = staticmethod(probabilities)
+    support = constraints.unit_interval
+    _shared = ("temperature",)
 
     def __init__(
         self,
@@ -75,6 +76,8 @@ class RelaxedOneHotCategorical(OverClasses):
     temperature, the nearer to a vector with a single 1."""
 
     has_rsample = True
+    support = constraints.simplex
+    _shared = ("temperature",)
 
     def __init__(
         self,
@@ -100,10 +103,6 @@ class RelaxedOneHotCategorical(OverClasses):
         score = (score - logsumexp(score, -1, keepdim=True)).sum(-1)
         return score + math.lgamma(count) + (count - 1) * size - x.sum(-1)
 
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
-        probs = expand(self.probs, *batch_shape, *self.event_shape)
-        return type(self)(self.temperature, probs=probs)
-
 
 class ContinuousBernoulli(_Trials):
     """Density ``probs ** x * (1 - probs) ** (1 - x)`` from 0 to 1, up to a factor (Loaiza-Ganem and
@@ -117,7 +116,7 @@ class ContinuousBernoulli(_Trials):
     """
 
     has_rsample = True
-    _support = staticmethod(probabilities)
+    support = constraints.unit_interval
 
     def __init__(
         self,
@@ -128,6 +127,13 @@ class ContinuousBernoulli(_Trials):
     ) -> None:
         self._lims = lims
         super().__init__(probs, logits, validate_args)
+        if logits is None:
+            self.probs = clamp_probs(self.probs)
+
+    @lazy_property
+    def probs(self) -> Tensor:
+        """Where ``logits`` is 0 for 0.5."""
+        return clamp_probs(logits_to_probs(self.logits, is_binary=True))
 
     def _apart(self) -> tuple[Tensor, Tensor, Tensor]:
         """Where ``probs`` is not near 0.5, it with another value near there, and how far it is."""
@@ -159,7 +165,7 @@ class ContinuousBernoulli(_Trials):
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
-        logits, value = together(self.logits, value)
+        logits, value = broadcast_all(self.logits, value)
         losses = binary_cross_entropy_with_logits(logits, value, reduction="none")
         return self._log_factor() - losses
 
@@ -184,12 +190,12 @@ class LogisticNormal(Distribution):
     ``scale`` whose sigmoids break them off a stick of length 1, one after another."""
 
     has_rsample = True
-    _constraints: ClassVar[Constraints] = {"loc": real, "scale": positive}
+    arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
+    support = constraints.simplex
 
     def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
-        self.loc, self.scale = together(loc, scale)
-        if self.loc.ndim < 1:
-            raise ValueError("loc must be at least one-dimensional.")
+        loc, scale = broadcast_all(loc, scale)
+        self.loc, self.scale = (loc, scale) if loc.ndim else (loc.reshape(1), scale.reshape(1))
         count = self.loc.shape[-1]
         super().__init__(self.loc.shape[:-1], (count + 1,), validate_args)
 
@@ -209,7 +215,7 @@ class LogisticNormal(Distribution):
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
         pieces, left = value[..., :-1], log(self._left(value))
-        rest = clamp(1 - cumsum(pieces, -1), min=1e-30)
+        rest = clamp(1 - cumsum(pieces, -1), min=least(value))
         shifted = log(pieces) - log(rest)
         slope = -shifted + logsigmoid(shifted) + log(pieces)
         standard = (shifted + left - self.loc) / self.scale
@@ -220,11 +226,11 @@ class LogisticNormal(Distribution):
 class VonMises(Distribution):
     """Angles with the density ``exp(concentration * cos(x - loc))``, up to a factor."""
 
-    _constraints: ClassVar[Constraints] = {"loc": real, "concentration": positive}
-    _support = staticmethod(real)
+    arg_constraints = {"loc": constraints.real, "concentration": constraints.positive}
+    support = constraints.real
 
     def __init__(self, loc: Any, concentration: Any, validate_args: bool | None = None) -> None:
-        self.loc, self.concentration = together(loc, concentration)
+        self.loc, self.concentration = broadcast_all(loc, concentration)
         super().__init__(self.loc.shape, (), validate_args)
 
     @property

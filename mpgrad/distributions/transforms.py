@@ -1,4 +1,4 @@
-"""Transforms of random numbers that can be inverted: with the logarithm of their slope."""
+"""Transforms of random numbers: invertible functions, with the logarithm of their slope."""
 
 from __future__ import annotations
 
@@ -6,121 +6,74 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from mpgrad.base.missing_names import missing_from as _missing_from
+from mpgrad.distributions import constraints
+from mpgrad.distributions.transform import ComposeTransform, Transform
+from mpgrad.distributions.transform import Inverse as _InverseTransform  # noqa: F401
+from mpgrad.distributions.utils import broadcast_all, least, resolution
+from mpgrad.distributions.vector_transforms import (
+    CatTransform,
+    CorrCholeskyTransform,
+    IndependentTransform,
+    LowerCholeskyTransform,
+    PositiveDefiniteTransform,
+    ReshapeTransform,
+    SoftmaxTransform,
+    StackTransform,
+    StickBreakingTransform,
+)
 from mpgrad.ops.activation import softplus
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.arithmetic import pow as power
 from mpgrad.ops.choices import clamp
-from mpgrad.ops.piecewise import logit
-from mpgrad.ops.shape import expand
-from mpgrad.ops.transcendental import atanh, exp, log, sigmoid, tanh
+from mpgrad.ops.creation import full_like
+from mpgrad.ops.transcendental import atanh, exp, expm1, log, sigmoid, tanh
 from mpgrad.tensors.tensor import Tensor
 
+__all__ = [
+    "AbsTransform",
+    "AffineTransform",
+    "CatTransform",
+    "ComposeTransform",
+    "CorrCholeskyTransform",
+    "CumulativeDistributionTransform",
+    "ExpTransform",
+    "IndependentTransform",
+    "LowerCholeskyTransform",
+    "PositiveDefiniteTransform",
+    "PowerTransform",
+    "ReshapeTransform",
+    "SigmoidTransform",
+    "SoftmaxTransform",
+    "SoftplusTransform",
+    "StackTransform",
+    "StickBreakingTransform",
+    "TanhTransform",
+    "Transform",
+    "identity_transform",
+]
 
-class Transform:
-    """A function of each element that can be inverted.
+identity_transform = ComposeTransform([])
 
-    Args:
-        cache_size: 1 keeps the last pair, so that the inverse of a value that was just made is
-            exact: ``atanh(tanh(x))`` is far from ``x``, or infinite, where ``tanh`` is nearly 1.
 
-    Raises:
-        ValueError: ``cache_size`` is neither 0 nor 1.
-    """
+class _Increasing(Transform):
+    """An increasing function of each element, without parameters."""
 
-    #: 1 if it is increasing, -1 if it is decreasing.
-    sign: Any = 1
     bijective = True
+    sign = 1
+    domain = constraints.real
+    codomain: Any = constraints.real
 
-    def __init__(self, cache_size: int = 0) -> None:
-        if cache_size not in (0, 1):
-            raise ValueError("cache_size must be 0 or 1")
-        self._cache_size = cache_size
-        self._last: tuple[Tensor | None, Tensor | None] = (None, None)
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if not self._cache_size:
-            return self._call(x)
-        if self._last[1] is None or self._last[0] is not x:
-            self._last = (x, self._call(x))
-        return self._last[1]  # type: ignore[return-value]
-
-    def _inverse_call(self, y: Tensor) -> Tensor:
-        if not self._cache_size:
-            return self._inverse(y)
-        if self._last[0] is None or self._last[1] is not y:
-            self._last = (self._inverse(y), y)
-        return self._last[0]  # type: ignore[return-value]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_last": (None, None)}
-
-    @property
-    def inv(self) -> Any:
-        """The inverse transform."""
-        return _Inverse(self)
-
-    def _call(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _inverse(self, y: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """The logarithm of the slope at ``x``, with ``y`` the value there."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+    __hash__ = Transform.__hash__
 
 
-class _Inverse(Transform):
-    def __init__(self, transform: Transform) -> None:
-        super().__init__()
-        self._forward = transform
-        self.sign = transform.sign
-
-    @property
-    def inv(self) -> Any:
-        return self._forward
-
-    def _call(self, x: Tensor) -> Tensor:
-        return self._forward._inverse_call(x)
-
-    def _inverse(self, y: Tensor) -> Tensor:
-        return self._forward(y)
-
-    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        return -self._forward.log_abs_det_jacobian(y, x)
-
-
-class ComposeTransform(Transform):
-    """Several transforms in their order."""
-
-    def __init__(self, parts: Sequence[Transform], cache_size: int = 0) -> None:
-        super().__init__(cache_size)
-        self.parts = list(parts)
-        self.sign = math.prod(part.sign for part in self.parts)
-
-    def _call(self, x: Tensor) -> Tensor:
-        for part in self.parts:
-            x = part(x)
-        return x
-
-    def _inverse(self, y: Tensor) -> Tensor:
-        for part in reversed(self.parts):
-            y = part.inv(y)
-        return y
-
-    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        total = x * 0
-        for part in self.parts:
-            value = part(x)
-            total, x = total + part.log_abs_det_jacobian(x, value), value
-        return total
-
-
-class ExpTransform(Transform):
+class ExpTransform(_Increasing):
     """``exp(x)``."""
+
+    codomain = constraints.positive
 
     def _call(self, x: Tensor) -> Tensor:
         return exp(x)
@@ -132,51 +85,44 @@ class ExpTransform(Transform):
         return x
 
 
-class PowerTransform(Transform):
-    """``x ** exponent`` of positive numbers."""
-
-    def __init__(self, exponent: Any, cache_size: int = 0) -> None:
-        super().__init__(cache_size)
-        self.exponent = exponent
-
-    def _call(self, x: Tensor) -> Tensor:
-        return power(x, self.exponent)
-
-    def _inverse(self, y: Tensor) -> Tensor:
-        return power(y, 1 / self.exponent)
-
-    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        return log(absolute(self.exponent * y / x))
-
-
-class SigmoidTransform(Transform):
+class SigmoidTransform(_Increasing):
     """``1 / (1 + exp(-x))``."""
 
+    codomain = constraints.unit_interval
+
     def _call(self, x: Tensor) -> Tensor:
-        return clamp(sigmoid(x), 1e-30, 1 - 1e-16)
+        return clamp(sigmoid(x), least(x), 1 - resolution(x))
 
     def _inverse(self, y: Tensor) -> Tensor:
-        return logit(y)
+        y = clamp(y, least(y), 1 - resolution(y))
+        return log(y) - (-y).log1p()
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         return -softplus(-x) - softplus(x)
 
 
-class SoftplusTransform(Transform):
-    """``log(1 + exp(x))``."""
+class SoftplusTransform(_Increasing):
+    """``log(1 + exp(x))``; ``x`` itself above 20."""
+
+    codomain = constraints.positive
 
     def _call(self, x: Tensor) -> Tensor:
         return softplus(x)
 
     def _inverse(self, y: Tensor) -> Tensor:
-        return log(-(exp(-y) - 1)) + y
+        return log(-expm1(-y)) + y
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         return -softplus(-x)
 
 
-class TanhTransform(Transform):
-    """``tanh(x)``."""
+class TanhTransform(_Increasing):
+    """``tanh(x)``.
+
+    Its inverse is inexact, or infinite, where ``tanh`` is nearly 1: use ``cache_size=1``.
+    """
+
+    codomain = constraints.interval(-1.0, 1.0)
 
     def _call(self, x: Tensor) -> Tensor:
         return tanh(x)
@@ -188,12 +134,90 @@ class TanhTransform(Transform):
         return 2 * (math.log(2) - x - softplus(-2 * x))
 
 
+class AbsTransform(_Increasing):
+    """``abs(x)``; as inverse serves the positive number."""
+
+    bijective = False
+    codomain = constraints.positive
+
+    @property
+    def sign(self) -> int:  # type: ignore[override]
+        raise NotImplementedError("AbsTransform is neither increasing nor decreasing")
+
+    def _call(self, x: Tensor) -> Tensor:
+        return absolute(x)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return y
+
+
+class PowerTransform(Transform):
+    """``x ** exponent`` of positive numbers."""
+
+    bijective = True
+    domain = constraints.positive
+    codomain = constraints.positive
+
+    def __init__(self, exponent: Any, cache_size: int = 0) -> None:
+        super().__init__(cache_size)
+        (self.exponent,) = broadcast_all(exponent)
+
+    @property
+    def sign(self) -> Tensor:  # type: ignore[override]
+        """Of the exponent."""
+        return self.exponent.sign()
+
+    def with_cache(self, cache_size: int = 1) -> Transform:
+        return self._again(cache_size, self.exponent)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PowerTransform) and bool((self.exponent == other.exponent).all())
+
+    __hash__ = Transform.__hash__
+
+    def _call(self, x: Tensor) -> Tensor:
+        return power(x, self.exponent)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return power(y, 1 / self.exponent)
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return log(absolute(self.exponent * y / x))
+
+    def forward_shape(self, shape: Sequence[int]) -> Any:
+        return self._broadcast(shape, self.exponent)
+
+    inverse_shape = forward_shape
+
+
 class AffineTransform(Transform):
-    """``loc + scale * x``."""
+    """``loc + scale * x``.
+
+    Args:
+        loc, scale: numbers, or Tensors.
+        event_dim: dimensions of one value: 0 for numbers, 1 for vectors.
+        cache_size: as in :class:`Transform`.
+    """
+
+    bijective = True
 
     def __init__(self, loc: Any, scale: Any, event_dim: int = 0, cache_size: int = 0) -> None:
         super().__init__(cache_size)
-        self.loc, self.scale, self.event_dim = loc, scale, event_dim
+        self.loc, self.scale, self._event_dim = loc, scale, event_dim
+
+    @property
+    def event_dim(self) -> int:
+        """Dimensions of one value."""
+        return self._event_dim
+
+    @property
+    def domain(self) -> Any:  # type: ignore[override]
+        """All real numbers, or vectors of them."""
+        if not self._event_dim:
+            return constraints.real
+        return constraints.independent(constraints.real, self._event_dim)
+
+    codomain = domain
 
     @property
     def sign(self) -> Any:  # type: ignore[override]
@@ -202,6 +226,17 @@ class AffineTransform(Transform):
             return self.scale.sign()
         return int(self.scale > 0) - int(self.scale < 0)
 
+    def with_cache(self, cache_size: int = 1) -> Transform:
+        return self._again(cache_size, self.loc, self.scale, self._event_dim)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AffineTransform) and all(
+            bool((one == two).all()) if isinstance(one == two, Tensor) else one == two
+            for one, two in ((self.loc, other.loc), (self.scale, other.scale))
+        )
+
+    __hash__ = Transform.__hash__
+
     def _call(self, x: Tensor) -> Tensor:
         return self.loc + self.scale * x  # type: ignore[no-any-return]
 
@@ -209,10 +244,52 @@ class AffineTransform(Transform):
         return (y - self.loc) / self.scale
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        if isinstance(self.scale, Tensor):
-            found = log(absolute(self.scale))
-            found = expand(found, *x.shape) if found.ndim <= x.ndim else found
+        scale = self.scale
+        if isinstance(scale, Tensor):
+            found = log(absolute(scale))
         else:
-            found = x * 0 + math.log(abs(self.scale))
-        dims = tuple(range(-self.event_dim, 0))
-        return found.sum(dims) if dims else found
+            found = full_like(x, math.log(abs(scale)))
+        shape = tuple(x.shape)
+        if self._event_dim:
+            # An element of scale may stand for several of the event.
+            found = found.expand(self._broadcast(found.shape, x)) if found.ndim else found + 0 * x
+            found = found.sum(tuple(range(-self._event_dim, 0)))
+            shape = shape[: -self._event_dim]
+        return found.expand(shape)
+
+    def forward_shape(self, shape: Sequence[int]) -> Any:
+        return self._broadcast(shape, self.loc, self.scale)
+
+    inverse_shape = forward_shape
+
+
+class CumulativeDistributionTransform(Transform):
+    """The cdf of a distribution of numbers: its draws become uniform."""
+
+    bijective = True
+    codomain = constraints.unit_interval
+    sign = 1
+
+    def __init__(self, distribution: Any, cache_size: int = 0) -> None:
+        super().__init__(cache_size)
+        self.distribution = distribution
+
+    @property
+    def domain(self) -> Any:  # type: ignore[override]
+        """The support of the distribution."""
+        return self.distribution.support
+
+    def with_cache(self, cache_size: int = 1) -> Transform:
+        return self._again(cache_size, self.distribution)
+
+    def _call(self, x: Tensor) -> Tensor:
+        return self.distribution.cdf(x)  # type: ignore[no-any-return]
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return self.distribution.icdf(y)  # type: ignore[no-any-return]
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.distribution.log_prob(x)  # type: ignore[no-any-return]
+
+
+__getattr__ = _missing_from(__name__)
