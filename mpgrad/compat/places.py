@@ -53,14 +53,15 @@ _PLACES = (
         "utils.data.{_utils _utils.collate dataloader dataset distributed sampler}",
         "mpgrad.data mpgrad.utils.data",
     ),
+    ("distributions.utils", "mpgrad.distributions.parameters"),
     (
-        "distributions.{bernoulli beta binomial categorical cauchy chi2 constraints "
+        "distributions.{bernoulli beta binomial categorical cauchy chi2 "
         "continuous_bernoulli dirichlet distribution exp_family exponential fishersnedecor gamma "
         "generalized_pareto geometric gumbel half_cauchy half_normal independent inverse_gamma kl "
         "kumaraswamy laplace lkj_cholesky log_normal logistic_normal lowrank_multivariate_normal "
         "mixture_same_family multinomial multivariate_normal negative_binomial normal "
         "one_hot_categorical pareto poisson relaxed_bernoulli relaxed_categorical studentT "
-        "transformed_distribution transforms uniform utils von_mises weibull wishart}",
+        "transformed_distribution uniform von_mises weibull wishart}",
         "mpgrad.distributions",
     ),
 )

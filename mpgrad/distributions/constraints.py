@@ -238,7 +238,7 @@ class Simplex(Constraint):
         return (value >= 0).all(-1) & (absolute(value.sum(-1) - 1) < 1e-6)
 
 
-class Multinomial(Constraint):
+class MultinomialCounts(Constraint):
     """Vectors of whole numbers of at least 0 that sum to ``upper_bound``."""
 
     is_discrete = True
@@ -403,7 +403,7 @@ nonnegative = GreaterThanEq(0.0)
 greater_than = GreaterThan
 greater_than_eq = GreaterThanEq
 less_than = LessThan
-multinomial = Multinomial
+multinomial = MultinomialCounts
 unit_interval = Interval(0.0, 1.0)
 interval = Interval
 half_open_interval = HalfOpenInterval

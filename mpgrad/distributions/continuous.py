@@ -8,7 +8,7 @@ from typing import Any
 
 from mpgrad.distributions import constraints
 from mpgrad.distributions.distribution import Distribution
-from mpgrad.distributions.utils import broadcast_all
+from mpgrad.distributions.parameters import broadcast_all
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.choices import clamp, where
 from mpgrad.ops.comparison import ge, gt, logical_and, lt

@@ -8,7 +8,7 @@ from typing import Any
 from mpgrad.distributions import constraints
 from mpgrad.distributions.discrete import Binomial, OverClasses, _of_two, _Trials
 from mpgrad.distributions.gammas import Gamma
-from mpgrad.distributions.utils import broadcast_all
+from mpgrad.distributions.parameters import broadcast_all
 from mpgrad.graph.grad_modes import no_grad
 from mpgrad.ops.activation import logsigmoid
 from mpgrad.ops.choices import clamp, where

@@ -10,7 +10,7 @@ import numpy as np
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.distributions import constraints
 from mpgrad.distributions.distribution import Distribution
-from mpgrad.distributions.utils import (
+from mpgrad.distributions.parameters import (
     broadcast_all,
     lazy_property,
     least,

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpgrad.base.size import Size
 from mpgrad.distributions import constraints
-from mpgrad.distributions.utils import lazy_property
+from mpgrad.distributions.parameters import lazy_property
 from mpgrad.graph.grad_modes import no_grad
 from mpgrad.ops.shape import expand
 from mpgrad.ops.transcendental import exp
@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 Constraints = dict[str, constraints.Constraint]
 
 
-class _Undefined:
+class _NotDefined:
     """What a subclass has to define."""
 
     def __get__(self, instance: Any, owner: type) -> Any:
@@ -48,8 +48,8 @@ class Distribution:
 
     has_rsample = False
     has_enumerate_support = False
-    arg_constraints: Any = _Undefined()
-    support: Any = _Undefined()
+    arg_constraints: Any = _NotDefined()
+    support: Any = _NotDefined()
     _validate_args = True
     #: Parameters without a batch of their own.
     _shared: tuple[str, ...] = ()

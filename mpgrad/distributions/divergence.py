@@ -32,10 +32,10 @@ from mpgrad.distributions.discrete import (
 from mpgrad.distributions.distribution import Distribution
 from mpgrad.distributions.gammas import Beta, Dirichlet, Gamma
 from mpgrad.distributions.multivariate import MultivariateNormal
+from mpgrad.distributions.parameters import euler_constant
 from mpgrad.distributions.positive import InverseGamma, Pareto
 from mpgrad.distributions.random_matrices import LowRankMultivariateNormal
 from mpgrad.distributions.relaxed import ContinuousBernoulli
-from mpgrad.distributions.utils import euler_constant
 from mpgrad.ops.activation import softplus
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.choices import where

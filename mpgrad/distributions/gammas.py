@@ -15,7 +15,7 @@ from mpgrad.devices.device_arrays import on_host
 from mpgrad.dispatch.operator_call import call
 from mpgrad.distributions import constraints
 from mpgrad.distributions.distribution import Distribution
-from mpgrad.distributions.utils import broadcast_all, least, resolution
+from mpgrad.distributions.parameters import broadcast_all, least, resolution
 from mpgrad.graph.registry import operator
 from mpgrad.ops.choices import clamp, where
 from mpgrad.ops.creation import as_tensor

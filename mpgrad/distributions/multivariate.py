@@ -9,7 +9,7 @@ import numpy as np
 
 from mpgrad.distributions import constraints
 from mpgrad.distributions.distribution import Distribution
-from mpgrad.distributions.utils import lazy_property
+from mpgrad.distributions.parameters import lazy_property
 from mpgrad.ops.arrangements import flip
 from mpgrad.ops.creation import eye
 from mpgrad.ops.linear_systems import cholesky_inverse, solve_triangular

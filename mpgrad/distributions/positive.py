@@ -10,7 +10,7 @@ from mpgrad.distributions import constraints
 from mpgrad.distributions.continuous import Cauchy, Folded
 from mpgrad.distributions.distribution import Distribution
 from mpgrad.distributions.gammas import Gamma
-from mpgrad.distributions.utils import broadcast_all, least, resolution
+from mpgrad.distributions.parameters import broadcast_all, least, resolution
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.choices import clamp, where
 from mpgrad.ops.creation import full

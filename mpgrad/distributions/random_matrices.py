@@ -12,7 +12,7 @@ from mpgrad.distributions import constraints
 from mpgrad.distributions.distribution import Distribution
 from mpgrad.distributions.gammas import Beta, Chi2
 from mpgrad.distributions.multivariate import MultivariateNormal, WithMatrix
-from mpgrad.distributions.utils import broadcast_all, lazy_property, least
+from mpgrad.distributions.parameters import broadcast_all, lazy_property, least
 from mpgrad.ops.arrangements import diag_embed
 from mpgrad.ops.choices import clamp
 from mpgrad.ops.creation import arange, eye

@@ -16,14 +16,14 @@ from mpgrad.devices.device_arrays import on_host
 from mpgrad.distributions import constraints
 from mpgrad.distributions.discrete import OverClasses, _Trials
 from mpgrad.distributions.distribution import Distribution
-from mpgrad.distributions.positive import uniform_inside
-from mpgrad.distributions.utils import (
+from mpgrad.distributions.parameters import (
     broadcast_all,
     clamp_probs,
     lazy_property,
     least,
     logits_to_probs,
 )
+from mpgrad.distributions.positive import uniform_inside
 from mpgrad.ops.activation import logsigmoid, softplus
 from mpgrad.ops.arithmetic import abs as absolute
 from mpgrad.ops.choices import clamp, where

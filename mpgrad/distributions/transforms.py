@@ -8,9 +8,9 @@ from typing import Any
 
 from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.distributions import constraints
+from mpgrad.distributions.parameters import broadcast_all, least, resolution
 from mpgrad.distributions.transform import ComposeTransform, Transform
 from mpgrad.distributions.transform import Inverse as _InverseTransform  # noqa: F401
-from mpgrad.distributions.utils import broadcast_all, least, resolution
 from mpgrad.distributions.vector_transforms import (
     CatTransform,
     CorrCholeskyTransform,

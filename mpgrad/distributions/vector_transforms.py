@@ -9,8 +9,13 @@ from typing import Any
 
 from mpgrad.base.size import Size
 from mpgrad.distributions import constraints
+from mpgrad.distributions.parameters import (
+    least,
+    resolution,
+    tril_matrix_to_vec,
+    vec_to_tril_matrix,
+)
 from mpgrad.distributions.transform import Transform, sum_last
-from mpgrad.distributions.utils import least, resolution, tril_matrix_to_vec, vec_to_tril_matrix
 from mpgrad.ops.activation import logsigmoid, softmax, softplus
 from mpgrad.ops.arrangements import diag_embed
 from mpgrad.ops.choices import clamp

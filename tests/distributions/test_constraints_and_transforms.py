@@ -11,6 +11,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.distributions import constraints, transforms
+from mpgrad.distributions.parameters import broadcast_all
 from tests.semantics.paired import compare, seen
 from tests.torch_outcomes import Of
 
@@ -343,7 +344,7 @@ def test_a_distribution_of_ones_own() -> None:
         support = constraints.nonnegative
 
         def __init__(self, width: Any, validate_args: Any = None) -> None:
-            (self.width,) = mg.distributions.utils.broadcast_all(width)
+            (self.width,) = broadcast_all(width)
             super().__init__(self.width.shape, validate_args=validate_args)
 
         def log_prob(self, value: Any) -> Any:
