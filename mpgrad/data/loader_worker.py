@@ -86,6 +86,8 @@ def main(work: LoaderWork, number: int, connection: Connection, lifeline: Connec
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Busy or stopped, a worker would not see that the user's process has ended.
     signal_at_end_of_pipe(lifeline.fileno(), signal.SIGKILL)
+    if lifeline.poll():
+        return  # it ended before the kernel knew whom to tell
     with contextlib.suppress(EOFError, ConnectionError):
         _serve(work, number, connection)
 

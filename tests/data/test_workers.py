@@ -284,12 +284,12 @@ class Endless:
         return 100
 
     def __getitem__(self, index):
-        if index:
+        if index > 1:
             signal.pause()
         return index
 
 batches = iter(DataLoader(Endless(), num_workers=2))
-next(batches)
+next(batches), next(batches)  # so both workers have begun
 if {forks} and os.fork() == 0:
     sys.stdin.read()
     os._exit(0)
@@ -301,11 +301,42 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+EARLY = """
+import os, signal, time
+from multiprocessing import active_children
+from mpgrad.data import DataLoader
+
+class Endless:
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        signal.pause()
+
+def outlive(parent=os.getpid()):
+    while os.getppid() == parent:
+        time.sleep(0.001)
+
+os.register_at_fork(after_in_child=outlive)
+batches = iter(DataLoader(Endless(), num_workers=2))
+print(*(process.pid for process in active_children()), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 @pytest.mark.parametrize(("forks", "stops"), [(False, False), (True, False), (False, True)])
 def test_busy_workers_end_with_their_process(forks: bool, stops: bool, tmp_path: Path) -> None:
     """A batch that never ends, a stopped worker, and a fork that has all descriptors, too."""
-    path = tmp_path / "program.py"
-    path.write_text(BUSY.format(forks=forks, stops=stops))
+    assert_workers_end_with(BUSY.format(forks=forks, stops=stops), tmp_path / "program.py")
+
+
+def test_workers_end_with_a_process_that_ended_before_they_began(tmp_path: Path) -> None:
+    assert_workers_end_with(EARLY, tmp_path / "program.py")
+
+
+def assert_workers_end_with(program: str, path: Path) -> None:
+    """``program`` prints the pids of its workers, and kills itself."""
+    path.write_text(program)
     with subprocess.Popen(
         [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
