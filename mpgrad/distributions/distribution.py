@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from inspect import getattr_static
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,7 @@ class Distribution:
         for name, constraint in known.items():
             if constraints.is_dependent(constraint):
                 continue
-            lazy = isinstance(getattr(type(self), name, None), lazy_property)
+            lazy = isinstance(getattr_static(type(self), name, None), lazy_property)
             if lazy and name not in vars(self):
                 continue
             value = getattr(self, name)

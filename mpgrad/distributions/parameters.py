@@ -52,7 +52,7 @@ class lazy_property:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
-            return self
+            return property(self.wrapped)  # as which tools for documentation know it
         with enable_grad():
             value = self.wrapped(instance)
         setattr(instance, self.wrapped.__name__, value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import cmath
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,9 @@ __all__ = [
     "subtract",
     "true_divide",
 ]
+
+_HALF = np.dtype(np.float16)
+_LEAST_HALF, _LARGEST_HALF = float(np.finfo(_HALF).smallest_normal), float(np.finfo(_HALF).max)
 
 _add = operator(
     "add",
@@ -107,7 +111,22 @@ _mul = operator(
 def mul(input: Any, other: Any) -> Tensor:
     """``input * other``."""
     a, b = operands(input, other)
+    if (b.__class__ is float and _is_lost(b, a)) or (a.__class__ is float and _is_lost(a, b)):
+        return in_float32(mul, a, b)
     return _mul.run(a, b)  # type: ignore[no-any-return]
+
+
+def _is_lost(number: float, beside: Any) -> bool:
+    """Whether float16, of which ``beside`` is, has no digits, or infinity, for ``number``."""
+    return beside._array.dtype == _HALF and not (
+        number == 0 or _LEAST_HALF <= builtins.abs(number) <= _LARGEST_HALF
+    )
+
+
+def in_float32(function: Callable[..., Tensor], *operands: Any, **options: Any) -> Tensor:
+    """``function`` of the operands in float32, as float16: its steps may leave that range."""
+    wide = (cast(x, np.float32) if isinstance(x, Tensor) else x for x in operands)
+    return cast(function(*wide, **options), _HALF)
 
 
 def scaled(a: Any, b: Any, alpha: Any) -> Any:
@@ -154,6 +173,8 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
             f"{rounding_mode!r}"
         )
     a, b = operands(input, other, float_result=True)
+    if b.__class__ is float and _is_lost(b, a):
+        return in_float32(div, a, b)
     return _div.run(a, b)  # type: ignore[no-any-return]
 
 
@@ -168,6 +189,8 @@ def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tens
     dtype = _result_dtype(*values)
     if dtype.kind in "iu":
         value = stored(value, dtype)
+    if dtype == _HALF:
+        return in_float32(addcmul, *values, value=value)
     return add(input, mul(tensor1, tensor2), alpha=value)
 
 
@@ -182,6 +205,9 @@ def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tens
             "addcdiv: integer division is not supported. Use add(input, div(tensor1, tensor2)) "
             "for true division."
         )
+    values = [as_operand(tensor) for tensor in (input, tensor1, tensor2)]
+    if _result_dtype(*values) == _HALF:
+        return in_float32(addcdiv, *values, value=value)
     return add(input, div(tensor1, tensor2), alpha=value)
 
 
@@ -232,6 +258,8 @@ def lerp(input: Any, end: Any, weight: Any) -> Tensor:
         a, b, weight = (cast(x, _result_dtype(a, b, weight)) for x in (a, b, weight))
     if a.dtype.kind not in "fc":
         raise NotImplementedError(f"lerp is not implemented for {a.dtype}")
+    if a.dtype == _HALF:
+        return in_float32(lerp, a, b, weight)
     return call(_lerp, a, b, as_operand(weight))
 
 

@@ -75,6 +75,10 @@ _IN_ITS_DTYPE = frozenset(
 )
 
 
+#: Functions whose values fill an ``out`` of any shape that holds as many.
+_FILLING = frozenset({"arange", "linspace", "logspace", "range"})
+
+
 def with_out(function: Callable[P, Any], module: str) -> Callable[P, Any]:
     """``function`` with the argument ``out=`` for the results, as a name of ``module``.
 
@@ -185,6 +189,8 @@ def _write(name: str, out: Tensor, result: Any, args: tuple[Any, ...]) -> None:
             "written-to tensor refer to a single memory location. Please clone() the tensor "
             "before performing the operation."
         )
+    if name in _FILLING and out._array.size == result._array.size:
+        result = Tensor(result._array.reshape(out._array.shape))
     if out._array.shape != result._array.shape:
         _resize(out, result._array.shape)
     with on(out.device):

@@ -269,7 +269,7 @@ def corrcoef(input: Tensor) -> Tensor:
 def _areas(y: Tensor, x: Tensor | None, dx: Any, dim: int) -> Tensor:
     dim = one_dim(dim, y.ndim)
     count = max(y.shape[dim] - 1, 0)
-    both = add(narrow(y, dim, 1, count), narrow(y, dim, 0, count))
+    both = add(narrow(y, dim, min(1, y.shape[dim]), count), narrow(y, dim, 0, count))
     if x is None:
         return mul(both, dx / 2)
     if x.ndim == 1:

@@ -88,7 +88,10 @@ def _steps(x: Tensor, dim: int, spacing: Any) -> Tensor:
     length = x.shape[dim]
     if not isinstance(spacing, Tensor) or spacing.ndim == 0:
         size = spacing.item() if isinstance(spacing, Tensor) else spacing
-        return beside(x, np.full(length - 1, size, x._array.dtype))
+        dtype = np.result_type(
+            x._array.dtype, np.complex64 if isinstance(size, complex) else np.bool_
+        )
+        return beside(x, np.full(length - 1, size, dtype))
     if spacing.shape != (length,):
         raise RuntimeError(
             "torch.gradient expected each element of a list of coordinates to have the length of "

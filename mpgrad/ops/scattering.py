@@ -52,6 +52,13 @@ def _of_vectors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _along(name: str, input: Tensor, dim: int, index: Tensor, src: Any) -> tuple[list[Tensor], Any]:
     """The target of each element of ``index`` in ``input``, and its element of ``src``."""
     check_index_dtype(name, index)
+    if not index._array.size and index.ndim != input.ndim:  # which names no element in any way
+        index = reshape(index, (0,) * input.ndim)
+        src = (
+            reshape(narrow(reshape(src, -1), 0, 0, 0), index.shape)
+            if isinstance(src, Tensor)
+            else src
+        )
     check_covered(name, index, input, dim)
     check_bounds(name, index._array, dim, input.shape[dim], RuntimeError)
     grids = np.ix_(*(np.arange(n) for n in index.shape))
