@@ -32,7 +32,7 @@ _DAMAGE = (
 #: All names that a file of tensors needs, by module. NumPy's core has had two names.
 _HARMLESS = {
     "mpgrad": "Tensor Device Size",
-    "mpgrad.nn.parameter": "Parameter",
+    "mpgrad.nn.parameter": "Parameter Buffer UninitializedParameter UninitializedBuffer",
     "mpgrad.tensor_methods.copies": "_rebuild",
     "mpgrad.base.dtype": "DType",
     "numpy": "ndarray dtype",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.backends.formula_steps import Buffer, Formula, Layout, Spans, Untraceable, trace
+from mpgrad.backends.formula_steps import Formula, Layout, Spans, StepBuffer, Untraceable, trace
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -205,7 +205,7 @@ def _joined_shape(
 
 
 def _output(
-    buffer: Buffer, lengths: Shape, axis_of: tuple[int, ...], full: Shape, cut: int
+    buffer: StepBuffer, lengths: Shape, axis_of: tuple[int, ...], full: Shape, cut: int
 ) -> _Result:
     shape = _extent(lengths, buffer.spans)
     final = tuple(n if buffer.spans[axis] else 1 for axis, n in zip(axis_of, full, strict=True))
@@ -268,7 +268,7 @@ class _Scratch:
         self._memory = np.empty(0, np.uint8)
 
     def buffers(
-        self, wanted: Sequence[Buffer], lengths: Shape, cut: int, piece: int
+        self, wanted: Sequence[StepBuffer], lengths: Shape, cut: int, piece: int
     ) -> list[Array]:
         """Arrays for a piece; earlier ones become invalid."""
         shape = (*lengths[:cut], piece, *lengths[cut + 1 :])

@@ -51,7 +51,7 @@ class TracedArray:
         self.number, self.spans, self.dtype = number, spans, dtype
 
 
-class Buffer(NamedTuple):
+class StepBuffer(NamedTuple):
     """The memory of an intermediate result."""
 
     spans: Spans
@@ -75,11 +75,11 @@ class Formula(NamedTuple):
     steps: tuple[FormulaStep, ...]
     #: The results of the formula; one that does not extend over the cut axis is a sum over all
     #: pieces, and starts with zeros.
-    outputs: tuple[Buffer, ...]
+    outputs: tuple[StepBuffer, ...]
     #: Whether the formula returns a tuple.
     several: bool
     constants: tuple[Array, ...]
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[StepBuffer, ...]
 
 
 def trace(
@@ -257,15 +257,15 @@ class _FormulaTracer:
             for function, arguments, out in self._steps
         )
         constants = tuple(array for _, array in self._constants.values())
-        outputs = tuple(Buffer(value.spans, value.dtype) for value in given)
+        outputs = tuple(StepBuffer(value.spans, value.dtype) for value in given)
         return Formula(steps, outputs, several, constants, buffers)
 
-    def _allot(self, slots: dict[int, int], first: int) -> tuple[Buffer, ...]:
+    def _allot(self, slots: dict[int, int], first: int) -> tuple[StepBuffer, ...]:
         """Give each value without a slot one of the buffers, which begin at slot ``first``."""
         last_use = {
             value.number: at for at, (_, values, _) in enumerate(self._steps) for value in values
         }
-        buffers: list[Buffer] = []
+        buffers: list[StepBuffer] = []
         free: list[int] = []
         for at, (function, arguments, out) in enumerate(self._steps):
             dying = {
@@ -276,7 +276,7 @@ class _FormulaTracer:
             in_place = isinstance(function, np.ufunc) or function in _IN_PLACE
             free += [slot for slot in dying if in_place]
             if out.number not in slots:
-                wanted = Buffer(out.spans, out.dtype)
+                wanted = StepBuffer(out.spans, out.dtype)
                 slot = next((s for s in free if buffers[s - first] == wanted), None)
                 if slot is None:
                     slot = first + len(buffers)

@@ -36,7 +36,7 @@ _PLACES = (
         "nn.modules.{activation adaptive batchnorm channelshuffle container conv distance dropout "
         "flatten fold instancenorm lazy linear loss module normalization padding pixelshuffle "
         "pooling rnn sparse transformer upsampling}",
-        "mpgrad.nn mpgrad.nn.module mpgrad.compat.other_names",
+        "mpgrad.nn mpgrad.nn.module mpgrad.nn.module_hooks mpgrad.compat.other_names",
     ),
     (
         "nn.utils.{clip_grad convert_parameters fusion init prune spectral_norm stateless "

@@ -23,6 +23,7 @@ import numpy as np
 import mpgrad
 from mpgrad.base.generated_code import WRITTEN
 from mpgrad.nn.module import Module
+from mpgrad.nn.module_hooks import OF_ALL
 from mpgrad.ops.generators import Generator
 from mpgrad.optim.optimizer import Optimizer
 from mpgrad.optim.optimizer_hooks import step_hooks
@@ -273,7 +274,8 @@ class Places:
         if isinstance(value, Module):
             is_theirs = not _is_installed(cls)
             assert own is not None
-            if value._hooks is not None:
+            self._note("hooks of all Modules", OF_ALL, len(OF_ALL), parent, "length")
+            if value._hooks is not None or OF_ALL:
                 self._note(f"{label}._hooks", value, value._hooks, parent, "unknown")
             for key in own:
                 if key != "_non_persistent":

@@ -111,7 +111,7 @@ from mpgrad.nn.pairing_layers import (
     Unfold,
 )
 from mpgrad.nn.parallel import DataParallel
-from mpgrad.nn.parameter import Parameter, UninitializedParameter
+from mpgrad.nn.parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
 from mpgrad.nn.parameter_containers import ParameterDict, ParameterList
 from mpgrad.nn.pooling_kind_layers import (
     AdaptiveAvgPool3d,
@@ -224,6 +224,7 @@ __all__ = [
     "SiLU",
     "Softmax",
     "LogSoftmax",
+    "Buffer",
     "CELU",
     "ELU",
     "GLU",
@@ -300,6 +301,7 @@ __all__ = [
     "LazyInstanceNorm2d",
     "LazyInstanceNorm3d",
     "LazyLinear",
+    "UninitializedBuffer",
     "UninitializedParameter",
     "LocalResponseNorm",
     "RMSNorm",

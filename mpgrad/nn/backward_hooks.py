@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.context import FunctionContext
 from mpgrad.graph.grad_modes import is_grad_enabled
-from mpgrad.graph.hooks import Hooks
 from mpgrad.graph.node import Node
 from mpgrad.tensors.tensor import Tensor
 
@@ -37,49 +37,20 @@ class BackwardHookFunction(Function):
         return grads
 
 
-class ModuleHooks:
-    """The hooks that are registered on one Module."""
-
-    def __init__(self) -> None:
-        self.before = Hooks()
-        self.after = Hooks()
-        #: ``(module, args, kwargs) -> (args, kwargs)``.
-        self.before_forward = Hooks()
-        #: ``(module, args, kwargs, result) -> result``.
-        self.after_forward = Hooks()
-
-    def call(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``module.forward``, with the hooks around it and its backward."""
-        for hook in self.before_forward:
-            args, kwargs = hook(module, args, kwargs)
-        if self.before or self.after:
-            result = self._call_watched(module, args, kwargs)
-        else:
-            result = module.forward(*args, **kwargs)
-        for hook in self.after_forward:
-            result = hook(module, args, kwargs, result)
-        return result
-
-    def _call_watched(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        hooked = _HookedCall(module, self)
-        result = module.forward(*hooked.with_inputs(args), **kwargs)
-        if isinstance(result, tuple):
-            return _like(result, hooked.with_outputs(result))
-        if not isinstance(result, Tensor):
-            warnings.warn(
-                "For backward hooks to be called, module output should be a Tensor or a tuple of "
-                f"Tensors but received {type(result)}",
-                stacklevel=4,
-            )
-            return result
-        return hooked.with_outputs((result,))[0]
+Hook = Callable[..., Any]
 
 
-class _HookedCall:
-    """One call of a Module, until its backward has passed."""
+class WatchedCall:
+    """One call of a Module with hooks around its backward, until that has passed.
 
-    def __init__(self, module: Module, hooks: ModuleHooks) -> None:
-        self._module, self._hooks = module, hooks
+    Args:
+        module: whose call it is.
+        before: hooks that get the gradients of the outputs.
+        after: hooks that get those of the inputs, too.
+    """
+
+    def __init__(self, module: Module, before: Sequence[Hook], after: Sequence[Hook]) -> None:
+        self._module, self._before, self._after = module, before, after
         #: Which arguments are tensors; None if no argument requires grad.
         self._inputs: list[int] | None = None
         self._input_count = 0
@@ -94,8 +65,20 @@ class _HookedCall:
         args, self._inputs = _passed_through(args, self._after_inputs)
         return args
 
-    def with_outputs(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The outputs that the caller gets."""
+    def with_result(self, result: Any) -> Any:
+        """The result that the caller gets."""
+        if isinstance(result, tuple):
+            return _like(result, self._with_outputs(result))
+        if isinstance(result, Tensor):
+            return self._with_outputs((result,))[0]
+        warnings.warn(
+            "For backward hooks to be called, module output should be a Tensor or a tuple of "
+            f"Tensors but received {type(result)}",
+            stacklevel=6,
+        )
+        return result
+
+    def _with_outputs(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         self._output_count = len(values)
         values, self._outputs = _passed_through(values, self._after_outputs)
         return values
@@ -106,7 +89,7 @@ class _HookedCall:
         """Post-hook of the outputs' Node, which is the first of the Module's to run."""
         assert self._outputs is not None
         grad_outputs = _spread(grads, self._outputs, self._output_count)
-        for hook in self._hooks.before:
+        for hook in self._before:
             returned = hook(self._module, grad_outputs)
             if returned is not None:
                 grad_outputs = _replaced("Backward pre hook", "grad_output", returned, grad_outputs)
@@ -123,7 +106,7 @@ class _HookedCall:
             stacklevel=2,
         )
         nothing = (None,) * self._input_count
-        for hook in self._hooks.after:
+        for hook in self._after:
             returned = hook(self._module, nothing, grad_outputs)
             if returned is not None and not (
                 isinstance(returned, tuple) and all(value is None for value in returned)
@@ -140,7 +123,7 @@ class _HookedCall:
             return None  # the gradient reached the inputs by another path than through the outputs
         assert self._inputs is not None
         grad_inputs = _spread(grads, self._inputs, self._input_count)
-        for hook in self._hooks.after:
+        for hook in self._after:
             returned = hook(self._module, grad_inputs, grad_outputs)
             if returned is not None:
                 grad_inputs = _replaced("Backward hook", "grad_input", returned, grad_inputs)
@@ -164,6 +147,46 @@ def _passed_through(
     for at, tensor in zip(positions, passed, strict=True):
         result[at] = tensor
     return tuple(result), positions
+
+
+def watch_last_node(
+    module: Module, args: tuple[Any, ...], result: Any, hooks: Sequence[Hook]
+) -> None:
+    """Register ``hooks`` of ``module`` on the Node of the first tensor in ``result``.
+
+    A warning says so if that is not the only Node of the call.
+    """
+    first = result
+    while not isinstance(first, Tensor):
+        values = iter(first.values() if isinstance(first, dict) else first)
+        first = next((v for v in values if isinstance(v, Tensor | tuple | list | dict)), None)
+        if first is None:
+            return
+    node = first.grad_fn
+    if node is None:
+        return
+    for hook in hooks:
+        node.register_hook(partial(hook, module))
+    results = (result,) if isinstance(result, Tensor) else result
+    if not (_are_tensors(results) and _are_tensors(args)):
+        why = "takes or returns something else than Tensors"
+    elif {tensor.grad_fn for tensor in results} - {None} != {node}:
+        why = "has outputs of different autograd Nodes"
+    elif {tensor.grad_fn for tensor in args} - {None} != {to for to, _ in node.next_functions}:
+        why = "contains multiple autograd Nodes"
+    else:
+        return
+    warnings.warn(
+        f"Using a non-full backward hook on a Module whose forward {why} is deprecated: the hook "
+        "will be missing some grad_input or grad_output. Please use register_full_backward_hook "
+        "to get the documented behavior.",
+        FutureWarning,
+        stacklevel=5,
+    )
+
+
+def _are_tensors(values: Any) -> bool:
+    return isinstance(values, tuple) and all(isinstance(value, Tensor) for value in values)
 
 
 def _node_of(tensors: Sequence[Tensor]) -> Node:

@@ -20,6 +20,8 @@ class ChannelNorm(Module):
     Args: those of ``BatchNorm``.
     """
 
+    #: Since 2 it has ``num_batches_tracked``.
+    _version = 2
     _dimensions: tuple[int, ...] = ()
 
     weight: Parameter | None
@@ -69,6 +71,14 @@ class ChannelNorm(Module):
         self.running_mean.zero_()
         self.running_var.fill_(1)
         self.num_batches_tracked.zero_()  # type: ignore[union-attr]
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *lists: Any
+    ) -> None:
+        key = f"{prefix}num_batches_tracked"
+        if (local_metadata.get("version") or 1) < 2 and self.num_batches_tracked is not None:
+            state_dict.setdefault(key, self.num_batches_tracked)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *lists)
 
     def _check(self, input: Tensor) -> None:
         if input.ndim not in self._dimensions:

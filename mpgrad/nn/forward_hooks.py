@@ -32,10 +32,10 @@ class BeforeForward:
 
 
 class AfterForward:
-    """A hook that may change the output."""
+    """A hook that may change the output; ``always``: also called after an exception."""
 
-    def __init__(self, hook: Callable[..., Any], with_kwargs: bool) -> None:
-        self.hook, self.with_kwargs = hook, with_kwargs
+    def __init__(self, hook: Callable[..., Any], with_kwargs: bool, always: bool) -> None:
+        self.hook, self.with_kwargs, self.always = hook, with_kwargs, always
 
     def __call__(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any

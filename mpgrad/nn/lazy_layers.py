@@ -16,7 +16,7 @@ from mpgrad.nn.convolution_layers import (
 from mpgrad.nn.group_norm_layers import InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
 from mpgrad.nn.layers import Linear, Weighted
 from mpgrad.nn.module import Module
-from mpgrad.nn.parameter import UninitializedParameter
+from mpgrad.nn.parameter import UninitializedBuffer, UninitializedParameter, is_uninitialized
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -41,13 +41,13 @@ class _Lazy(Module):
         setattr(self, self._counts, count)
         if self.has_uninitialized_params():
             for tensor in (*self.parameters(), *self.buffers()):
-                if isinstance(tensor, UninitializedParameter):
-                    tensor.materialize(self._shape_of(tensor, count))
+                if is_uninitialized(tensor):
+                    tensor.materialize(self._shape_of(tensor, count))  # type: ignore[attr-defined]
             self.reset_parameters()  # type: ignore[operator]
 
     def has_uninitialized_params(self) -> bool:
-        """Whether a parameter has no shape yet."""
-        return any(isinstance(parameter, UninitializedParameter) for parameter in self.parameters())
+        """Whether a parameter or a buffer has no shape yet."""
+        return any(map(is_uninitialized, (*self.parameters(), *self.buffers())))
 
     def _count(self, input: Tensor) -> int:
         raise NotImplementedError
@@ -162,20 +162,14 @@ class _LazyNorm(_LazyOfChannels, _Lazy):
         for name, value in list(self._parameters.items()):
             if value is not None:
                 setattr(self, name, UninitializedParameter(device=device, dtype=dtype))
+        for name in ("running_mean", "running_var"):
+            if self._buffers.get(name) is not None:
+                setattr(self, name, UninitializedBuffer(device=device, dtype=dtype))
 
     def _count(self, input: Tensor) -> int:
         takes_unbatched = isinstance(self, InstanceNorm1d | InstanceNorm2d | InstanceNorm3d)
         batched = not takes_unbatched or input.ndim in self._dimensions
         return int(input.shape[1 if batched else 0])
-
-    def initialize_parameters(self, input: Tensor) -> None:
-        """Make parameters and statistics."""
-        count = self._count(input)
-        for name in ("running_mean", "running_var"):
-            kept = self._buffers.get(name)
-            if kept is not None and kept.numel() != count:
-                self._buffers[name] = kept.new_full((count,), float(name == "running_var"))
-        super().initialize_parameters(input)
 
     def _shape_of(self, tensor: Tensor, count: int) -> tuple[int, ...]:
         return (count,)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
 
 from mpgrad.base.html_text import html_table
 from mpgrad.graph.grad_modes import no_grad
-from mpgrad.graph.hooks import RemovableHandle
-from mpgrad.nn.backward_hooks import ModuleHooks
-from mpgrad.nn.forward_hooks import AfterForward, BeforeForward
-from mpgrad.nn.parameter import Parameter, UninitializedParameter
-from mpgrad.nn.state_dicts import IncompatibleKeys, check_is_mapping, incompatible_keys
+from mpgrad.nn.module_hooks import OF_ALL, HasHooks, HookedCall
+from mpgrad.nn.parameter import Buffer, Parameter
+from mpgrad.nn.state_dicts import HasStateDict
+from mpgrad.ops.creation import empty_like
 from mpgrad.tensors.tensor import Tensor
 
 Self = TypeVar("Self", bound="Module")
 
 
-class Module:
+class Module(HasHooks, HasStateDict):
     """Base class of layers and networks.
 
     A subclass calls ``super().__init__()`` first, assigns Parameters, Modules and (with
@@ -28,12 +27,6 @@ class Module:
     """
 
     training: bool
-    _parameters: dict[str, Parameter | None]
-    _buffers: dict[str, Tensor | None]
-    _modules: dict[str, Module | None]
-    _non_persistent: set[str]
-    #: Hooks around the Module's backward; None until one is registered.
-    _hooks: ModuleHooks | None = None
 
     def __init__(self) -> None:
         vars(self).update(
@@ -41,8 +34,8 @@ class Module:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._hooks is not None:
-            return self._hooks.call(self, args, kwargs)
+        if self._hooks is not None or OF_ALL:
+            return HookedCall(self).run(args, kwargs)
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -50,69 +43,6 @@ class Module:
         raise NotImplementedError(
             f'Module [{type(self).__name__}] is missing the required "forward" function'
         )
-
-    # ------------------------------------------------------------------ hooks
-
-    def register_forward_pre_hook(
-        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
-    ) -> RemovableHandle:
-        """Call ``hook(module, args)`` before ``forward``.
-
-        Args:
-            hook: its result (None, a value or a tuple) replaces the arguments.
-            prepend: call it before the hooks that are there already.
-            with_kwargs: it gets the named arguments as a third one, and returns both or None.
-        """
-        call = BeforeForward(hook, with_kwargs)
-        return self._own_hooks().before_forward.add(call, first=prepend)
-
-    def register_forward_hook(
-        self,
-        hook: Callable[..., Any],
-        *,
-        prepend: bool = False,
-        with_kwargs: bool = False,
-        always_call: bool = False,
-    ) -> RemovableHandle:
-        """Call ``hook(module, args, output)`` after ``forward``.
-
-        Args:
-            hook: its result replaces the output, unless it is None.
-            prepend: call it before the hooks that are there already.
-            with_kwargs: it gets the named arguments, too, before the output.
-            always_call: changes nothing: a ``forward`` that raises calls no hook.
-        """
-        call = AfterForward(hook, with_kwargs)
-        return self._own_hooks().after_forward.add(call, first=prepend)
-
-    def register_full_backward_pre_hook(
-        self, hook: Callable[[Module, tuple[Any, ...]], Any], prepend: bool = False
-    ) -> RemovableHandle:
-        """Call ``hook(module, grad_output)`` when the gradients of this Module's outputs are known.
-
-        Args:
-            hook: gets a tuple with a Tensor or None for each output; what it returns (None, or as
-                many) takes their place.
-            prepend: call it before the hooks that are there already.
-        """
-        return self._own_hooks().before.add(hook, first=prepend)
-
-    def register_full_backward_hook(
-        self, hook: Callable[[Module, tuple[Any, ...], tuple[Any, ...]], Any], prepend: bool = False
-    ) -> RemovableHandle:
-        """Call ``hook(module, grad_input, grad_output)`` when both are known.
-
-        Args:
-            hook: gets a tuple with a Tensor or None for each positional argument, and one for each
-                output; what it returns (None, or as many) takes the place of the first.
-            prepend: call it before the hooks that are there already.
-        """
-        return self._own_hooks().after.add(hook, first=prepend)
-
-    def _own_hooks(self) -> ModuleHooks:
-        if self._hooks is None:
-            self._hooks = ModuleHooks()
-        return self._hooks
 
     # ------------------------------------------------------------------ attributes
 
@@ -137,6 +67,8 @@ class Module:
             if other is not table:
                 other.pop(name, None)
         table[name] = value
+        if isinstance(value, Buffer):
+            (self._non_persistent.discard if value.persistent else self._non_persistent.add)(name)
 
     def _table_for(self, name: str, value: Any) -> dict[str, Any] | None:
         """Where ``value`` is registered under ``name``; None for a plain attribute."""
@@ -144,6 +76,8 @@ class Module:
             return self._parameters
         if isinstance(value, Module):
             return self._modules
+        if isinstance(value, Buffer):
+            return self._buffers
         for table, kind in (
             (self._parameters, Parameter),
             (self._modules, Module),
@@ -186,13 +120,14 @@ class Module:
         """Add a Tensor that is state but not trained; ``state_dict`` holds persistent ones."""
         self._check_name(name, self._buffers)
         self._buffers[name] = tensor
-        if not persistent:
-            self._non_persistent.add(name)
+        (self._non_persistent.discard if persistent else self._non_persistent.add)(name)
 
     def add_module(self, name: str, module: Module | None) -> None:
         """Add a child."""
         self._check_name(name, self._modules)
         self._modules[name] = module
+
+    register_module = add_module
 
     def _check_name(self, name: str, table: dict[str, Any]) -> None:
         if "." in name or not name:
@@ -336,13 +271,13 @@ class Module:
 
     def to(self: Self, *args: Any, **kwargs: Any) -> Self:
         """Move to a device or convert floating Parameters and buffers, as ``Tensor.to``."""
-        for tensor in (*self.parameters(), *self.buffers()):
-            converted = tensor.detach().to(*args, **kwargs)
-            if tensor.dtype.kind == "f" or converted.dtype == tensor.dtype:
-                tensor.data = converted
-                if tensor._grad is not None:
-                    tensor.grad = tensor._grad.detach().to(*args, **kwargs)
-        return self
+
+        def converted(tensor: Tensor) -> Tensor:
+            found = tensor.to(*args, **kwargs)
+            fits = tensor.dtype.kind in "fc" or found.dtype == tensor.dtype
+            return found if fits else tensor.to(found.device)
+
+        return self._apply(converted)
 
     def cuda(self: Self, device: Any = None) -> Self:
         """On a GPU: that one, or the thread's current one.
@@ -364,40 +299,28 @@ class Module:
         """In float32."""
         return self.to(np.float32)
 
-    # ------------------------------------------------------------------ state
+    def half(self: Self) -> Self:
+        """In float16."""
+        return self.to(np.float16)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and persistent buffers by name; they share memory with the Module's."""
-        return {name: tensor.detach() for name, tensor in self._state()}
+    def type(self: Self, dst_type: Any) -> Self:
+        """Parameters and buffers of every dtype in this one."""
+        return self._apply(lambda tensor: tensor.type(dst_type))
 
-    def _state(self) -> Iterator[tuple[str, Tensor]]:
-        for path, module in self.named_modules(remove_duplicate=False):
-            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is not None and name not in module._non_persistent:
-                    yield f"{path}.{name}" if path else name, tensor
+    def to_empty(self: Self, *, device: Any, recurse: bool = True) -> Self:
+        """On a device, with elements of any value."""
+        return self._apply(lambda tensor: empty_like(tensor, device=device), recurse)
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True
-    ) -> IncompatibleKeys:
-        """Copy Tensors or arrays into the Parameters and buffers of the same names.
-
-        Nothing is changed where something does not fit.
-
-        Raises:
-            RuntimeError: a shape differs, or ``strict`` and a name is missing or unknown.
-            TypeError: it is no mapping.
-        """
-        check_is_mapping(state_dict)
-        own = dict(self._state())
-        for name in [n for n, t in own.items() if isinstance(t, UninitializedParameter)]:
-            if name in state_dict:
-                own[name].materialize(tuple(state_dict[name].shape))  # type: ignore[attr-defined]
-        keys = incompatible_keys(type(self).__name__, state_dict, own, strict)
-        with no_grad():
-            for name, tensor in own.items():
-                if name in state_dict:
-                    tensor.copy_(state_dict[name])
-        return keys
+    def _apply(self: Self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Replace the values of Parameters, of their gradients, and of buffers by ``function``."""
+        for child in self.children() if recurse else ():
+            child._apply(function)
+        for tensor in (*self.parameters(False), *self.buffers(False)):
+            with no_grad():
+                tensor.data = function(tensor.detach())
+                if tensor._grad is not None:
+                    tensor.grad = function(tensor._grad.detach())
+        return self
 
     # ------------------------------------------------------------------ display
 

@@ -1,8 +1,8 @@
-"""Parameter: a leaf Tensor that a Module registers when it is assigned as an attribute."""
+"""Parameter and Buffer: Tensors that a Module registers when they are assigned as attributes."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from mpgrad.ops.creation import empty, tensor
 from mpgrad.tensors.tensor import Tensor
@@ -34,7 +34,47 @@ class Parameter(Tensor):
         return f"Parameter containing:\n{Tensor(self._array, requires_grad=self._requires_grad)!r}"
 
 
-class UninitializedParameter(Parameter):
+class Buffer(Tensor):
+    """A Tensor that a Module registers as a buffer when it is assigned as an attribute.
+
+    Args:
+        data: a Tensor, whose memory it shares, or anything that ``mg.tensor`` takes; without it,
+            the buffer is empty.
+        persistent: whether state dicts hold it.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, data: Any = None, *, persistent: bool = True) -> None:
+        if data is None:
+            data = empty(0)
+        elif not isinstance(data, Tensor):
+            data = tensor(data)
+        super().__init__(data._array, version_counter=data._version_counter)
+        self.persistent = persistent
+
+
+class _Uninitialized(Tensor):
+    """A Tensor of a lazy layer, whose shape is not known yet."""
+
+    __slots__ = ()
+
+    _becomes: ClassVar[type[Tensor]]
+
+    def materialize(self, shape: tuple[int, ...], device: Any = None, dtype: Any = None) -> None:
+        """Become a Tensor of that shape, uninitialised, on the same device by default."""
+        self.data = empty(
+            shape,
+            device=self.device if device is None else device,
+            dtype=self.dtype if dtype is None else dtype,
+        )
+        self.__class__ = self._becomes  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+
+class UninitializedParameter(_Uninitialized, Parameter):
     """A Parameter of a lazy layer, whose shape is not known yet.
 
     Args:
@@ -45,17 +85,30 @@ class UninitializedParameter(Parameter):
 
     __slots__ = ()
 
+    _becomes = Parameter
+
     def __init__(self, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> None:
-        super().__init__(empty(0, device=device, dtype=dtype), requires_grad)
+        Parameter.__init__(self, empty(0, device=device, dtype=dtype), requires_grad)
 
-    def materialize(self, shape: tuple[int, ...], device: Any = None, dtype: Any = None) -> None:
-        """Become a Parameter of that shape, uninitialised, on the same device by default."""
-        self.data = empty(
-            shape,
-            device=self.device if device is None else device,
-            dtype=self.dtype if dtype is None else dtype,
-        )
-        self.__class__ = Parameter  # type: ignore[assignment]
 
-    def __repr__(self) -> str:
-        return "<UninitializedParameter>"
+class UninitializedBuffer(_Uninitialized):
+    """A buffer of a lazy layer, whose shape is not known yet.
+
+    Args:
+        requires_grad: record operations on it.
+        device: where it will lie.
+        dtype: of its elements.
+    """
+
+    __slots__ = ()
+
+    _becomes = Tensor
+
+    def __init__(self, requires_grad: bool = False, device: Any = None, dtype: Any = None) -> None:
+        super().__init__(empty(0, device=device, dtype=dtype)._array)
+        self.requires_grad = requires_grad
+
+
+def is_uninitialized(tensor: Any) -> bool:
+    """Whether the shape of ``tensor`` is not known yet."""
+    return isinstance(tensor, _Uninitialized)

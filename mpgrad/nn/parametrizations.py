@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mpgrad.graph.grad_modes import no_grad
 from mpgrad.nn.module import Module
+from mpgrad.nn.orthogonal_matrices import orthogonal
 from mpgrad.nn.parametrize import register_parametrization
 from mpgrad.nn.weight_norms import length_along
-from mpgrad.ops.linalg import mv
+from mpgrad.ops.linalg import mv, vdot
 from mpgrad.ops.norms import normalize
 from mpgrad.ops.random import randn
 from mpgrad.ops.shape import flatten, movedim
 from mpgrad.tensors.tensor import Tensor
 
-__all__ = ["spectral_norm", "weight_norm"]
+__all__ = ["orthogonal", "spectral_norm", "weight_norm"]
 
 Kind = TypeVar("Kind", bound=Module)
 
@@ -57,7 +58,7 @@ class _OverSingularValue(Module):
         with no_grad():
             for _ in range(steps):
                 self._u.copy_(normalize(mv(matrix, self._v), dim=0, eps=self.eps))
-                self._v.copy_(normalize(mv(matrix.T, self._u), dim=0, eps=self.eps))
+                self._v.copy_(normalize(mv(matrix.mH, self._u), dim=0, eps=self.eps))
 
     def forward(self, weight: Tensor) -> Tensor:
         """``weight`` over its largest singular value; a vector over its length."""
@@ -67,7 +68,7 @@ class _OverSingularValue(Module):
         if self.training:
             self._iterate(matrix.detach(), self.n_power_iterations)
         # Later forwards write into the vectors that this one's gradient needs.
-        return weight / (self._u.clone() * mv(matrix, self._v.clone())).sum()  # type: ignore[no-any-return]
+        return weight / vdot(self._u.clone(), mv(matrix, self._v.clone()))  # type: ignore[no-any-return]
 
     def right_inverse(self, value: Tensor) -> Tensor:
         """``value``: its singular values are taken to be right."""
@@ -80,6 +81,16 @@ def weight_norm(module: Kind, name: str = "weight", dim: int | None = 0) -> Kind
     The arguments are those of ``mg.nn.utils.weight_norm``.
     """
     register_parametrization(module, name, _LengthAndDirection(dim), unsafe=True)
+
+    def take_older_names(state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+        """State dicts of ``mg.nn.utils.weight_norm`` fit, too."""
+        names = [f"{prefix}{name}_{part}" for part in "gv"]
+        if all(older in state_dict for older in names):
+            for at, older in enumerate(names):
+                key = f"{prefix}parametrizations.{name}.original{at}"
+                state_dict[key] = state_dict.pop(older)
+
+    module._register_load_state_dict_pre_hook(take_older_names)
     return module
 
 

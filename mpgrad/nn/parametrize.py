@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from typing import Any, NoReturn
 
 from mpgrad.base.thread_state import PerThread
 from mpgrad.graph.grad_modes import no_grad
@@ -23,6 +24,8 @@ __all__ = [
     "is_parametrized",
     "register_parametrization",
     "remove_parametrizations",
+    "transfer_parametrizations_and_params",
+    "type_before_parametrizations",
 ]
 
 
@@ -61,10 +64,16 @@ class ParametrizationList(ModuleList):
     def __init__(self, modules: Sequence[Module], original: Tensor, unsafe: bool = False) -> None:
         super().__init__(modules)
         self.unsafe = unsafe
-        given: Any = self._inverse(original)
+        given = self._first_original(original)
+        _check_originals(given)
         self.is_tensor = isinstance(given, Tensor)
         self.ntensors = 1 if self.is_tensor else len(given)
         if self.is_tensor:
+            if given.dtype != original.dtype:
+                raise ValueError(
+                    "When `right_inverse` outputs one tensor, it may not change the dtype: "
+                    f"{original.dtype} became {given.dtype}"
+                )
             with no_grad():
                 original.data = given.detach()
             self._register("original", original)
@@ -84,29 +93,54 @@ class ParametrizationList(ModuleList):
         else:
             self.register_buffer(name, value)
 
-    def _inverse(self, value: Any) -> Any:
+    def _first_original(self, value: Tensor) -> Any:
+        """What the functions give ``value`` of; those without an inverse get it as it is."""
+        given: Any = value
         with no_grad():
             for module in reversed(list(self)):
                 inverse = getattr(module, "right_inverse", None)
                 try:
-                    value = value if inverse is None else inverse(value)
+                    given = given if inverse is None else inverse(given)
                 except NotImplementedError:
                     continue
-        return value
+        return given
 
     def right_inverse(self, value: Tensor) -> None:
         """Let the computed tensor be ``value``, as far as the functions can give it.
 
         Raises:
-            ValueError: there are not as many originals as the inverse gives.
+            RuntimeError: a function has no inverse.
+            ValueError: there are not as many originals as the inverse gives, or they have other
+                shapes or dtypes.
         """
-        given = self._inverse(value)
-        parts = [given] if isinstance(given, Tensor) else list(given)
+        given: Any = value
+        with no_grad():
+            for module in reversed(list(self)):
+                if not hasattr(module, "right_inverse"):
+                    raise RuntimeError(
+                        f"parametrization {type(module).__name__} does not implement right_inverse."
+                    )
+                given = module.right_inverse(given)
+        parts = [given] if isinstance(given, Tensor) else given
         kept = self._originals()
+        if not isinstance(parts, Sequence):
+            raise ValueError(
+                f"'right_inverse' must return a sequence of tensors. Got {type(parts).__name__}."
+            )
         if len(parts) != len(kept):
             raise ValueError(
-                f"'right_inverse' must return {len(kept)} tensors, but gave {len(parts)}"
+                f"'right_inverse' must return a sequence of tensors of length {len(kept)}. Got a "
+                f"sequence of length {len(parts)}."
             )
+        for original, part in zip(kept, parts, strict=True):
+            if not isinstance(part, Tensor):
+                raise ValueError(f"`right_inverse` should return tensors, not {type(part)}")
+            for what in ("dtype", "shape"):
+                if getattr(part, what) != getattr(original, what):
+                    raise ValueError(
+                        f"The tensor returned by `right_inverse` has {what} {getattr(part, what)} "
+                        f"while `original` has {what} {getattr(original, what)}"
+                    )
         with no_grad():
             for original, part in zip(kept, parts, strict=True):
                 original.data = part.detach()
@@ -125,15 +159,52 @@ class ParametrizationList(ModuleList):
         return value
 
 
+def _check_originals(given: Any) -> None:
+    """Raise ValueError unless it is a tensor, or a sequence of tensors."""
+    if isinstance(given, Tensor):
+        return
+    if not isinstance(given, Sequence):
+        raise ValueError(
+            f"'right_inverse' must return a Tensor or a Sequence of tensors (list, tuple...). Got "
+            f"{type(given).__name__}"
+        )
+    for at, value in enumerate(given):
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                "'right_inverse' must return a Tensor or a Sequence of tensors (list, tuple...). "
+                f"Got element {at} of the sequence with type {type(value).__name__}."
+            )
+
+
 def _check_alike(found: Any, original: Tensor) -> None:
     if not isinstance(found, Tensor):
         raise ValueError(f"A parametrization must return a tensor. Got {type(found).__name__}.")
-    if found.shape != original.shape or found.dtype != original.dtype:
-        raise ValueError(
-            "Registering a parametrization may not change the shape or dtype of the tensor, unless "
-            f"the `unsafe` flag is enabled: {original.dtype} of {tuple(original.shape)} became "
-            f"{found.dtype} of {tuple(found.shape)}"
-        )
+    for what in ("dtype", "shape"):
+        before, after = getattr(original, what), getattr(found, what)
+        if before != after:
+            raise ValueError(
+                f"Registering a parametrization may not change the {what} of the tensor, unless "
+                f"the `unsafe` flag is enabled: {before} became {after}"
+            )
+
+
+def _check_inverse(parametrization: Module, found: Tensor, before: Tensor) -> None:
+    """Raise ValueError if the inverse gives no tensor like ``before``."""
+    if not hasattr(parametrization, "right_inverse"):
+        return
+    with suppress(NotImplementedError):
+        given = parametrization.right_inverse(found)
+        if not isinstance(given, Tensor):
+            raise ValueError(
+                f"parametrization.right_inverse must return a tensor. Got: {type(given)}"
+            )
+        for what in ("dtype", "shape"):
+            if getattr(given, what) != getattr(before, what):
+                raise ValueError(
+                    "The tensor returned by parametrization.right_inverse must have the same "
+                    f"{what} as the parametrized tensor: {getattr(given, what)} is not "
+                    f"{getattr(before, what)}"
+                )
 
 
 def register_parametrization(
@@ -146,7 +217,8 @@ def register_parametrization(
         tensor_name: of the tensor.
         parametrization: a Module from a tensor to one of the same shape. Its method
             ``right_inverse``, if there is one, gives the original of the tensor's current value,
-            which else stays what it is. It comes after those that are registered already.
+            which else stays what it is. It comes after those that are registered already, and
+            changes what they give.
         unsafe: allow another shape or dtype.
 
     Raises:
@@ -158,9 +230,11 @@ def register_parametrization(
         before = getattr(module, tensor_name).detach()
         if not unsafe:
             with no_grad():
-                _check_alike(parametrization(before), before)
+                found = parametrization(before)
+                _check_alike(found, before)
+                _check_inverse(parametrization, found, before)
         functions.append(parametrization)
-        functions.right_inverse(before)
+        functions.unsafe |= unsafe
         return module
     if tensor_name not in {**module._parameters, **module._buffers}:
         raise ValueError(
@@ -172,7 +246,12 @@ def register_parametrization(
     delattr(module, tensor_name)
     if not is_parametrized(module):
         kind = type(module)
-        module.__class__ = type(f"Parametrized{kind.__name__}", (kind,), {"parametrized": kind})
+        members = {
+            "parametrized": kind,
+            "__deepcopy__": _deep_copy,
+            "__getstate__": _refuse_pickling,
+        }
+        module.__class__ = type(f"Parametrized{kind.__name__}", (kind,), members)
         module.parametrizations = ModuleDict()
     setattr(type(module), tensor_name, _property(tensor_name))
     module.parametrizations[tensor_name] = functions
@@ -193,6 +272,49 @@ def _property(name: str) -> property:
         self.parametrizations[name].right_inverse(value)
 
     return property(get, put)
+
+
+def _deep_copy(self: Module, memo: dict[int, Any]) -> Module:
+    made = type(self).__new__(type(self))
+    memo[id(self)] = made
+    vars(made).update(deepcopy(vars(self), memo))
+    return made
+
+
+def _refuse_pickling(self: Module) -> NoReturn:
+    raise RuntimeError(
+        "Serialization of parametrized modules is only supported through state_dict(). Save that, "
+        "or remove the parametrizations first."
+    )
+
+
+def type_before_parametrizations(module: Module) -> type[Module]:
+    """The class of ``module``, without what parametrizations made of it."""
+    return type(module).parametrized if is_parametrized(module) else type(module)  # type: ignore
+
+
+def transfer_parametrizations_and_params(
+    from_module: Module, to_module: Module, tensor_name: str | None = None
+) -> Module:
+    """Give ``to_module`` the parametrizations of ``from_module``, and its originals.
+
+    Args:
+        from_module: whose parametrizations they are.
+        to_module: where they are shared.
+        tensor_name: of one tensor only.
+    """
+    if not is_parametrized(from_module):
+        return to_module
+    for name in [tensor_name] if tensor_name else list(from_module.parametrizations):
+        functions = from_module.parametrizations[name]
+        if not hasattr(to_module, name):
+            setattr(to_module, name, Parameter(getattr(from_module, name)))
+        for function in functions:
+            register_parametrization(to_module, name, function)
+        there = to_module.parametrizations[name]
+        for at, original in enumerate(functions._originals()):
+            setattr(there, "original" if functions.is_tensor else f"original{at}", original)
+    return to_module
 
 
 def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from mpgrad.graph.grad_modes import no_grad
 from mpgrad.nn.forward_hooks import BeforeForward
 from mpgrad.nn.module import Module
-from mpgrad.nn.parameter import Parameter
+from mpgrad.nn.parameter import Parameter, is_uninitialized
 from mpgrad.ops.linalg import mv
 from mpgrad.ops.norms import norm, normalize
 from mpgrad.ops.random import randn
@@ -81,6 +81,7 @@ def weight_norm(module: Kind, name: str = "weight", dim: int | None = 0) -> Kind
         RuntimeError: that is done already.
     """
     _refuse_twice(module, name, _WeightNorm)
+    _refuse_lazy(module, name, "WeightNorm")
     hook = _WeightNorm(name, -1 if dim is None else dim)
     weight = getattr(module, name)
     delattr(module, name)
@@ -127,6 +128,7 @@ def spectral_norm(
         ValueError: ``n_power_iterations`` is not positive.
     """
     _refuse_twice(module, name, _SpectralNorm)
+    _refuse_lazy(module, name, "SpectralNorm")
     if n_power_iterations <= 0:
         raise ValueError(
             "Expected n_power_iterations to be positive, but got n_power_iterations="
@@ -163,12 +165,20 @@ def remove_spectral_norm(module: Kind, name: str = "weight") -> Kind:
 
 def _hooks(module: Module) -> dict[int, Any]:
     """The functions that run before the forward of ``module``, by the keys of their handles."""
-    return {} if module._hooks is None else module._hooks.before_forward._by_id
+    return module._forward_pre_hooks
 
 
 def _is_of(call: Any, name: str, kind: type) -> bool:
     hook: Any = call.hook if isinstance(call, BeforeForward) else None
     return isinstance(hook, kind) and getattr(hook, "name", None) == name
+
+
+def _refuse_lazy(module: Module, name: str, function: str) -> None:
+    if is_uninitialized(getattr(module, name)):
+        raise ValueError(
+            f"The module passed to `{function}` can't have uninitialized parameters. Make sure to "
+            "run the dummy forward before applying it"
+        )
 
 
 def _refuse_twice(module: Module, name: str, kind: type) -> None:

@@ -104,8 +104,6 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     if tensor.dtype.kind not in "iu":
         raise RuntimeError(f"one_hot is only applicable to index tensors, not to {tensor.dtype}")
     array = on_host(tensor._array)
-    if array.size and array.min() < 0:
-        raise RuntimeError("Class values must be non-negative.")
     classes = (int(array.max()) + 1 if array.size else 0) if num_classes == -1 else num_classes
     check_range(on_host(tensor._array), classes, RuntimeError)
     return unrecorded(

@@ -17,7 +17,7 @@ LINES = Path(PYTORCH).read_text().splitlines()
     ("name", "message"),
     [
         ("sparse_coo_tensor", "PyTorch's sparse_coo_tensor is not in mpgrad; https://pytorch.org"),
-        ("nn.UninitializedBuffer", "nearest are UninitializedParameter; https://pytorch.org/docs"),
+        ("nn.utils.clip_grads_with_norm_", "nearest are clip_grad_norm_; https://pytorch.org/docs"),
         ("jit", "PyTorch's jit is not in mpgrad; use the function itself"),
         (
             "nn.CrossMapLRN2d",

@@ -146,12 +146,12 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
 
 
 def test_a_missing_name_is_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: bias"):
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "bias"'):
         nn.Linear(2, 2).load_state_dict({"weight": np.ones((2, 2))})
 
 
 def test_a_state_that_holds_no_array_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="bias: expected a Tensor or an array"):
+    with pytest.raises(RuntimeError, match='parameter named "bias", expected'):
         nn.Linear(1, 1).load_state_dict({"weight": np.ones((1, 1)), "bias": 1.0})
 
 
