@@ -47,6 +47,6 @@ for epoch in range(EPOCHS):
 
     model.eval()
     with mg.no_grad():
-        batch, labels = test.batch(range(len(test)))
+        batch, labels = test[:]
         accuracy = (model(batch).argmax(1) == labels).float().mean().item()
     print(f"epoch {epoch + 1:>2}  loss {loss.item():.4f}  test accuracy {accuracy:.1%}")

@@ -142,7 +142,7 @@ def train(
 
 def accuracy(model: nn.Module, test: Subset) -> float:
     """The share of ``test`` that ``model`` recognises."""
-    images, labels = test.batch(range(len(test)))
+    images, labels = test[:]
     model.eval()
     with mg.no_grad():
         recognised = model(images).argmax(1) == labels

@@ -19,7 +19,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Dataset(Generic[T_co]):
-    """Samples by index; subclasses define ``__getitem__`` and ``__len__``."""
+    """Samples by index; subclasses define ``__getitem__`` and ``__len__``.
+
+    A dataset that reads several samples together defines ``__getitems__``, too: from a list of
+    indices to the list of their samples.
+    """
 
     def __getitem__(self, index: int) -> Any:
         raise NotImplementedError("Subclasses of Dataset should implement __getitem__.")
@@ -27,12 +31,27 @@ class Dataset(Generic[T_co]):
     def __len__(self) -> int:
         raise NotImplementedError("Subclasses of Dataset should implement __len__.")
 
-    def batch(self, indices: Sequence[int]) -> Any:
-        """The samples at ``indices`` as one batch; override it if they can be read together."""
-        return default_collate([self[index] for index in indices])
-
     def __add__(self, other: Dataset) -> ConcatDataset:
         return ConcatDataset([self, other])
+
+
+def gathers(dataset: Any) -> bool:
+    """Whether ``dataset`` makes batches of the samples that its indices give.
+
+    A subclass that defines samples of its own does not gather as its base class does.
+    """
+    for kind in type(dataset).__mro__:
+        if "_gather" in vars(kind):
+            return True
+        if "__getitem__" in vars(kind) or "__getitems__" in vars(kind):
+            return False
+    return False
+
+
+def samples_of(dataset: Any, indices: Sequence[int]) -> Any:
+    """The samples at ``indices``, read together if the dataset can do that."""
+    many = getattr(dataset, "__getitems__", None)
+    return many(indices) if callable(many) else [dataset[index] for index in indices]
 
 
 class IterableDataset(Dataset[T_co]):
@@ -74,8 +93,8 @@ class TensorDataset(Dataset):
     def __len__(self) -> int:
         return self.tensors[0].shape[0]
 
-    def batch(self, indices: Sequence[int]) -> list[Tensor]:
-        """One gather per tensor, instead of a Tensor per sample."""
+    def _gather(self, indices: Sequence[int]) -> list[Tensor]:
+        """A batch with one gather per tensor, instead of a Tensor per sample."""
         rows = Tensor(np.asarray(indices, np.int64))
         return [index_select(tensor, 0, rows) for tensor in self.tensors]
 
@@ -107,6 +126,65 @@ class ConcatDataset(Dataset):
         index %= len(self)
         part = bisect.bisect_right(self.cumulative_sizes, index)
         return self.datasets[part][index - (self.cumulative_sizes[part - 1] if part else 0)]
+
+
+class StackDataset(Dataset):
+    """Sample k has the k-th sample of each dataset: a tuple, or a dictionary of the same names.
+
+    Args:
+        args: datasets, or
+        kwargs: datasets by name.
+
+    Raises:
+        ValueError: their lengths differ, or there are none, or both kinds of arguments.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if args and kwargs:
+            raise ValueError(
+                "Supported either ``tuple``- (via ``args``) or``dict``- (via ``kwargs``) like input"
+                "/output, but both types are given."
+            )
+        if not args and not kwargs:
+            raise ValueError("At least one dataset should be passed")
+        self.datasets: Any = kwargs or args
+        parts = list(kwargs.values()) or list(args)
+        self._length = len(parts[0])
+        if any(len(part) != self._length for part in parts):
+            raise ValueError("Size mismatch between datasets")
+
+    def _of_each(self, function: Any) -> Any:
+        if isinstance(self.datasets, dict):
+            return {name: function(part) for name, part in self.datasets.items()}
+        return tuple(map(function, self.datasets))
+
+    def __getitem__(self, index: int) -> Any:
+        return self._of_each(lambda part: part[index])
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """The samples at ``indices``.
+
+        Raises:
+            ValueError: a dataset's own ``__getitems__`` gives another number of samples.
+        """
+
+        def read(part: Any) -> Any:
+            samples = samples_of(part, indices)
+            if len(samples) != len(indices):
+                raise ValueError(
+                    "Nested dataset's output size mismatch. Expected "
+                    f"{len(indices)}, got {len(samples)}"
+                )
+            return samples
+
+        columns = self._of_each(read)
+        if isinstance(columns, dict):
+            rows = zip(*columns.values(), strict=True)
+            return [dict(zip(columns, row, strict=True)) for row in rows]
+        return list(zip(*columns, strict=True))
+
+    def __len__(self) -> int:
+        return self._length
 
 
 class ChainDataset(IterableDataset):
@@ -146,12 +224,12 @@ class Subset(Dataset):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def batch(self, indices: Sequence[int]) -> Any:
-        """As the dataset itself makes batches."""
+    def _gather(self, indices: Sequence[int]) -> Any:
+        """A batch as the dataset itself makes it."""
         chosen = [self.indices[index] for index in indices]
-        if isinstance(self.dataset, Dataset):
-            return self.dataset.batch(chosen)
-        return default_collate([self.dataset[index] for index in chosen])
+        if gathers(self.dataset):
+            return self.dataset._gather(chosen)  # type: ignore[attr-defined]
+        return default_collate(samples_of(self.dataset, chosen))
 
 
 def random_split(

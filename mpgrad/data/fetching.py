@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mpgrad.data.collate import default_collate, default_convert
-from mpgrad.data.dataset import Dataset, IterableDataset
+from mpgrad.data.dataset import IterableDataset, gathers, samples_of
 
 Collate = Callable[[Any], Any]
 #: Makes one batch from the indices of its samples; an iterable dataset needs only their number. It
@@ -31,18 +31,11 @@ def fetcher(dataset: Any, collate: Collate | None, batched: bool, drop_last: boo
     def fetch(indices: Any) -> Any:
         if not batched:
             return (collate or default_convert)(dataset[indices])
-        if collate is None and isinstance(dataset, Dataset) and not _has_own_samples(dataset):
-            return dataset.batch(indices)
-        many = getattr(dataset, "__getitems__", None)
-        return (collate or default_collate)(
-            many(indices) if callable(many) else [dataset[index] for index in indices]
-        )
+        if collate is None and gathers(dataset):
+            return dataset._gather(indices)
+        return (collate or default_collate)(samples_of(dataset, indices))
 
     return fetch
-
-
-def _has_own_samples(dataset: Dataset) -> bool:
-    return hasattr(dataset, "__getitems__") and type(dataset).batch is Dataset.batch
 
 
 def _of_iterator(

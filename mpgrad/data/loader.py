@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from types import GenericAlias
 from typing import Any
 
 from mpgrad.autograd.profiling.ranges import ANNOTATION, span
 from mpgrad.data.collate import default_collate, default_convert
 from mpgrad.data.dataset import IterableDataset
-from mpgrad.data.fetching import Fetch, fetcher
+from mpgrad.data.fetching import fetcher
 from mpgrad.data.loader_worker import LoaderWork
 from mpgrad.data.sampler import BatchSampler, RandomSampler, SequentialSampler, drawn_seed
 from mpgrad.data.worker_pool import WorkerPool
@@ -93,6 +95,8 @@ class DataLoader:
         default = default_convert if batch_sampler is None else default_collate
         self.collate_fn = collate_fn or default
         self._own_collate = collate_fn
+        #: What ``len()`` said of an iterable dataset, which may have more.
+        self._told_length: int | None = None
         self._pool: WorkerPool | None = None
 
     def __len__(self) -> int:
@@ -105,22 +109,18 @@ class DataLoader:
             order = self.sampler if self.batch_sampler is None else self.batch_sampler
             return len(order)  # type: ignore[arg-type]
         samples = len(self.dataset)
-        if self.batch_size is None:
-            return samples
-        whole, rest = divmod(samples, self.batch_size)
-        return whole + (rest > 0 and not self.drop_last)
+        whole, rest = divmod(samples, self.batch_size or 1)
+        self._told_length = whole + (rest > 0 and not self.drop_last)
+        return self._told_length
 
     def __iter__(self) -> Iterator[Any]:
-        return _profiled(self._batches())
-
-    def _batches(self) -> Iterator[Any]:
         seed = drawn_seed(self.generator)
         # Begun here and not at the first batch: the order depends on when the pass began.
         indices = iter(self.sampler if self.batch_sampler is None else self.batch_sampler)
         batched = self.batch_sampler is not None
         if not self.num_workers:
             fetch = fetcher(self.dataset, self._own_collate, batched, self.drop_last)
-            return _made_here(fetch, indices)
+            return _Pass(self, lambda: fetch(next(indices)))
         pool = self._pool
         if pool is None or not pool.may_go_on:
             work = LoaderWork(
@@ -135,39 +135,69 @@ class DataLoader:
             pool = WorkerPool(
                 work, self.prefetch_factor, self.timeout, self.multiprocessing_context
             )
-        if self.persistent_workers:
-            self._pool = pool
-            return pool.batches(indices, seed)
-        return _made_by(pool, pool.batches(indices, seed))
+        self._pool = pool if self.persistent_workers else None
+        ends_with_pass = None if self.persistent_workers else pool
+        return _Pass(self, pool.batches(indices, seed), ends_with_pass)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and "_pool" in vars(self):
+            raise ValueError(f"{name} attribute should not be set after DataLoader is initialized")
+        super().__setattr__(name, value)
+
+    __class_getitem__: Any = classmethod(GenericAlias)
 
 
-def _profiled(batches: Iterator[Any]) -> Iterator[Any]:
-    while True:
+#: What the order of the batches was made of.
+_FIXED = frozenset(
+    {"batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"}
+)
+
+
+class _Pass(Iterator[Any]):
+    """One pass over the batches; after an exception of a batch it goes on with the next.
+
+    Args:
+        loader: whose batches they are.
+        fetch: makes the next batch.
+        pool: the workers that end with this pass, if some do.
+    """
+
+    def __init__(
+        self, loader: DataLoader, fetch: Callable[[], Any], pool: WorkerPool | None = None
+    ) -> None:
+        self._loader, self._fetch, self._pool = loader, fetch, pool
+        self._count = 0
+
+    def __next__(self) -> Any:
         with span("enumerate(DataLoader)#DataLoader.__next__", ANNOTATION):
-            batch = next(batches, _END)
-        if batch is _END:
-            return
-        yield batch
+            try:
+                batch = self._fetch()
+            except StopIteration:
+                if self._pool is not None:
+                    self._pool.close()
+                raise
+        self._count += 1
+        told = self._loader._told_length
+        if told is not None and self._count > told:
+            self._warn(told)
+        return batch
 
+    def __len__(self) -> int:
+        if self._loader._is_iterable:
+            raise TypeError("a pass over an IterableDataset has no len()")
+        return len(self._loader)
 
-#: Stands behind the last batch.
-_END = object()
-
-
-def _made_here(fetch: Fetch, indices: Iterator[Any]) -> Iterator[Any]:
-    for wanted in indices:
-        try:
-            batch = fetch(wanted)
-        except StopIteration:
-            return
-        yield batch
-
-
-def _made_by(pool: WorkerPool, batches: Iterator[Any]) -> Iterator[Any]:
-    try:
-        yield from batches
-    finally:
-        pool.close()
+    def _warn(self, told: int) -> None:
+        hint = (
+            " For multiprocessing data-loading, this could be caused by not properly configuring "
+            "the IterableDataset replica at each worker: see get_worker_info()."
+        )
+        warnings.warn(
+            f"Length of IterableDataset {self._loader.dataset} was reported to be {told} (when "
+            f"accessing len(dataloader)), but {self._count} samples have been fetched."
+            + (hint if self._loader.num_workers else ""),
+            stacklevel=3,
+        )
 
 
 def _check_workers(

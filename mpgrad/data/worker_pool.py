@@ -12,7 +12,8 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 from typing import Any, NoReturn
@@ -102,19 +103,25 @@ class WorkerPool:
         return self._pid == os.getpid() and self._is_in_step
 
     def close(self) -> None:
-        """End all workers; a second call does nothing."""
+        """End all workers and their pass; a second call does nothing."""
+        self._asked.clear()
+        self._is_in_step = False
         self._end()
 
-    def batches(self, indices: Iterator[Any], seed: int) -> Iterator[Any]:
-        """The batches of one pass, in the order of ``indices``.
+    def batches(self, indices: Iterator[Any], seed: int) -> Callable[[], Any]:
+        """Begin a pass; return what gives its batches one by one, in the order of ``indices``.
 
         Args:
             indices: what to ask for, batch by batch.
             seed: that the workers' random numbers start from.
 
-        Raises:
-            RuntimeError: a worker died, or took longer than allowed.
-            Exception: an exception of a worker, with its traceback in the text.
+        Returns:
+            A function that raises:
+
+            * StopIteration: the pass has ended;
+            * RuntimeError: a worker died, or took longer than allowed, or another pass began;
+            * an exception of a worker, with its traceback in the text; the batches after that one
+              come all the same.
         """
         self._is_in_step = False
         while self._asked:  # by a pass that was broken off
@@ -127,9 +134,19 @@ class WorkerPool:
         for _ in range(self._prefetch * len(self._ends)):
             self._ask_next(indices, turns)
         self._is_in_step = True
-        return self._in_order(indices, turns, self._pass)
+        return partial(self._next, indices, turns, self._pass)
 
-    def _in_order(self, indices: Iterator[Any], turns: deque[int], current: int) -> Iterator[Any]:
+    def _next(self, indices: Iterator[Any], turns: deque[int], current: int) -> Any:
+        if self._pass != current:
+            raise RuntimeError(
+                "this pass over the DataLoader ended when another one began: its workers are "
+                "persistent; use persistent_workers=False for two passes at once"
+            )
+        if self._asked and not self._is_in_step:
+            raise RuntimeError(
+                "this pass over the DataLoader was interrupted while it received a batch; begin "
+                "another one"
+            )
         while self._asked:
             self._is_in_step = False
             number = self._asked.popleft()
@@ -143,12 +160,8 @@ class WorkerPool:
                 continue
             if isinstance(batch, Failure):
                 _raise(batch, number)
-            yield batch[0]
-            if self._pass != current:
-                raise RuntimeError(
-                    "this pass over the DataLoader ended when another one began: its workers are "
-                    "persistent; use persistent_workers=False for two passes at once"
-                )
+            return batch[0]
+        raise StopIteration
 
     def _ask_next(self, indices: Iterator[Any], turns: deque[int]) -> None:
         if turns and (wanted := next(indices, EXHAUSTED)) is not EXHAUSTED:

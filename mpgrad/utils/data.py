@@ -12,6 +12,7 @@ from mpgrad.data import IterableDataset as IterableDataset
 from mpgrad.data import RandomSampler as RandomSampler
 from mpgrad.data import Sampler as Sampler
 from mpgrad.data import SequentialSampler as SequentialSampler
+from mpgrad.data import StackDataset as StackDataset
 from mpgrad.data import Subset as Subset
 from mpgrad.data import SubsetRandomSampler as SubsetRandomSampler
 from mpgrad.data import TensorDataset as TensorDataset
@@ -32,6 +33,7 @@ __all__ = [  # noqa: F822  (DistributedSampler is loaded on first use)
     "RandomSampler",
     "Sampler",
     "SequentialSampler",
+    "StackDataset",
     "Subset",
     "SubsetRandomSampler",
     "TensorDataset",
