@@ -163,7 +163,7 @@ _NAMES_OF = {
         "adaptive_avg_pool1d avg_pool1d bilinear celu channel_shuffle conv1d conv3d "
         "conv_transpose1d conv_transpose2d conv_transpose3d group_norm hardshrink layer_norm "
         "max_pool1d max_pool3d pairwise_distance pdist pixel_shuffle pixel_unshuffle prelu "
-        "rms_norm rrelu selu threshold"
+        "rms_norm rrelu selu threshold celu_ rrelu_ selu_ threshold_"
     ),
     "mpgrad.tensor_methods.in_place_functions": (
         "abs_ acos_ acosh_ addmv_ arccos_ arccosh_ arcsin_ arcsinh_ arctan_ arctanh_ "

@@ -84,6 +84,7 @@ from mpgrad.nn.functional import adaptive_avg_pool1d as adaptive_avg_pool1d
 from mpgrad.nn.functional import avg_pool1d as avg_pool1d
 from mpgrad.nn.functional import bilinear as bilinear
 from mpgrad.nn.functional import celu as celu
+from mpgrad.nn.functional import celu_ as celu_
 from mpgrad.nn.functional import channel_shuffle as channel_shuffle
 from mpgrad.nn.functional import conv1d as conv1d
 from mpgrad.nn.functional import conv3d as conv3d
@@ -102,8 +103,11 @@ from mpgrad.nn.functional import pixel_unshuffle as pixel_unshuffle
 from mpgrad.nn.functional import prelu as prelu
 from mpgrad.nn.functional import rms_norm as rms_norm
 from mpgrad.nn.functional import rrelu as rrelu
+from mpgrad.nn.functional import rrelu_ as rrelu_
 from mpgrad.nn.functional import selu as selu
+from mpgrad.nn.functional import selu_ as selu_
 from mpgrad.nn.functional import threshold as threshold
+from mpgrad.nn.functional import threshold_ as threshold_
 from mpgrad.ops.activation import log_softmax as log_softmax
 from mpgrad.ops.activation import softmax as softmax
 from mpgrad.ops.aliases import asarray as asarray

@@ -44,6 +44,7 @@ class Embedding(Module):
         dtype: Any = None,
         *,
         _weight: Tensor | None = None,
+        _freeze: bool = False,
     ) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
@@ -54,10 +55,10 @@ class Embedding(Module):
         self.padding_idx, self.max_norm, self.norm_type = padding_idx, max_norm, norm_type
         self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
         if _weight is not None:
-            self.weight = Parameter(_weight)
+            self.weight = Parameter(_weight, not _freeze)
             return
         shape = (num_embeddings, embedding_dim)
-        self.weight = Parameter(empty(shape, dtype=dtype, device=device))
+        self.weight = Parameter(empty(shape, dtype=dtype, device=device), not _freeze)
         self.reset_parameters()
 
     @classmethod
@@ -78,9 +79,8 @@ class Embedding(Module):
         if embeddings.ndim != 2:
             raise AssertionError("Embeddings parameter is expected to be 2-dimensional")
         rows, features = embeddings.shape
-        layer = cls(rows, features, padding_idx, **options, _weight=embeddings.detach())
-        layer.weight.requires_grad = not freeze
-        return layer
+        own: dict[str, Any] = {"_weight": embeddings.detach(), "_freeze": freeze}
+        return cls(rows, features, padding_idx, **options, **own)
 
     def reset_parameters(self) -> None:
         """Normal of mean 0 and variance 1, and zeros for padding."""

@@ -52,6 +52,16 @@ from mpgrad.ops.fractional_pooling import fractional_max_pool2d, fractional_max_
 from mpgrad.ops.grid_sample import affine_grid, grid_sample
 from mpgrad.ops.group_norm import group_norm, instance_norm
 from mpgrad.ops.implied_dim import log_softmax, softmax, softmin
+from mpgrad.ops.in_place_activations import (
+    celu_,
+    elu_,
+    hardtanh_,
+    leaky_relu_,
+    relu_,
+    rrelu_,
+    selu_,
+    threshold_,
+)
 from mpgrad.ops.interpolation import (
     interpolate,
     pixel_shuffle,
@@ -115,6 +125,14 @@ from mpgrad.ops.volumes import (
 )
 
 __all__ = [
+    "celu_",
+    "elu_",
+    "hardtanh_",
+    "leaky_relu_",
+    "relu_",
+    "rrelu_",
+    "selu_",
+    "threshold_",
     "linear",
     "embedding",
     "one_hot",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,39 @@ class PackedSequence(NamedTuple):
         """With ``data`` in another dtype or on another device."""
         return self._replace(data=self.data.to(*args, **options))
 
+    def cpu(self) -> PackedSequence:
+        """With ``data`` in the memory of the host."""
+        return self.to("cpu")
+
+    def cuda(self, device: Any = None) -> PackedSequence:
+        """With ``data`` on a GPU: that one, or the thread's current one."""
+        return self.to("cuda" if device is None else device)
+
+    def double(self) -> PackedSequence:
+        """With ``data`` in float64."""
+        return self.to(np.float64)
+
+    def float(self) -> PackedSequence:
+        """With ``data`` in float32."""
+        return self.to(np.float32)
+
+    def half(self) -> PackedSequence:
+        """With ``data`` in float16."""
+        return self.to(np.float16)
+
+    def long(self) -> PackedSequence:
+        """With ``data`` in int64."""
+        return self.to(np.int64)
+
+    def int(self) -> PackedSequence:
+        """With ``data`` in int32."""
+        return self.to(np.int32)
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether ``data`` lies on a GPU."""
+        return self.data.is_cuda  # type: ignore[no-any-return]
+
 
 def pack_padded_sequence(
     input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True
@@ -49,6 +82,8 @@ def pack_padded_sequence(
             lengths as sequences.
     """
     counts = np.asarray(as_tensor(lengths).tolist(), np.int64)
+    if not input.numel():
+        raise RuntimeError("Cannot pack empty tensors.")
     steps = transpose(input, 0, 1) if batch_first else input
     if counts.ndim != 1 or len(counts) != steps.shape[1]:
         raise RuntimeError(
@@ -130,7 +165,13 @@ def pad_sequence(
 
     Raises:
         ValueError: another ``padding_side``.
+        RuntimeError: ``sequences`` cannot be iterated over.
     """
+    if not isinstance(sequences, Iterable):
+        raise RuntimeError(
+            "pad_sequence: Expected iterable for input sequences, but got arg of type: "
+            f"{type(sequences)}"
+        )
     if padding_side not in ("right", "left"):
         raise ValueError(f"padding_side should be 'right' or 'left', not {padding_side!r}")
     longest = max(sequence.shape[0] for sequence in sequences)

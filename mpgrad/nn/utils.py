@@ -3,7 +3,12 @@
 from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.nn import packed_sequences as rnn
 from mpgrad.nn import parametrizations, parametrize
-from mpgrad.nn.gradient_clipping import clip_grad_norm_, clip_grad_value_, get_total_norm
+from mpgrad.nn.gradient_clipping import (
+    clip_grad_norm_,
+    clip_grad_value_,
+    clip_grads_with_norm_,
+    get_total_norm,
+)
 from mpgrad.nn.parameter_vectors import parameters_to_vector, vector_to_parameters
 from mpgrad.nn.weight_norms import (
     remove_spectral_norm,
@@ -15,6 +20,7 @@ from mpgrad.nn.weight_norms import (
 __all__ = [
     "clip_grad_norm_",
     "clip_grad_value_",
+    "clip_grads_with_norm_",
     "get_total_norm",
     "parameters_to_vector",
     "parametrizations",

@@ -29,6 +29,7 @@ def group_norm(
 
     Raises:
         RuntimeError: ``input`` has no channels, or they cannot be divided so.
+        ValueError: each group has one value in the whole batch.
     """
     if input.ndim < 2:
         raise RuntimeError(
@@ -41,6 +42,11 @@ def group_norm(
             f"shape {list(input.shape)} and num_groups={num_groups}"
         )
     members = channels // num_groups * math.prod(rest)
+    if batch * members == 1:
+        raise ValueError(
+            "Expected more than 1 value per channel when training, got input size "
+            f"{list(input.shape)}"
+        )
     grouped = reshape(wide(input), (batch, num_groups, members))
     out = reshape(layer_norm(grouped, (members,), eps=eps), tuple(input.shape))
     shape = (channels, *(1,) * len(rest))

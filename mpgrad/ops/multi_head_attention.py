@@ -77,7 +77,7 @@ def multi_head_attention_forward(
     )
     if add_zero_attn:
         k, v = _with_zeros(k), _with_zeros(v)
-    found = dropout(_shares(q, k, key_padding_mask, attn_mask), dropout_p, training)
+    found = dropout(_shares(q, k, key_padding_mask, attn_mask, need_weights), dropout_p, training)
     joined = reshape(permute(matmul(found, v), 2, 0, 1, 3), (q.shape[2], q.shape[0], features))
     out = linear(joined, out_proj_weight, out_proj_bias)
     out = out if batched else squeeze(out, 1)
@@ -96,12 +96,19 @@ def _projected(inputs: list[Tensor], weights: Any, bias: Tensor | None) -> list[
     return [linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
 
 
-def _shares(q: Tensor, k: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor:
-    """(batch, heads, targets, sources): how much each target takes of each source."""
+def _shares(
+    q: Tensor, k: Tensor, padding: Tensor | None, mask: Tensor | None, need_weights: bool
+) -> Tensor:
+    """(batch, heads, targets, sources): how much each target takes of each source.
+
+    As in PyTorch, who needs the weights gets NaN where a target may see nothing, others zeros.
+    """
     scores = matmul(mul(q, 1 / math.sqrt(q.shape[-1])), transpose(k, -2, -1))
-    for added in _masks(scores, padding, mask):
-        scores = add(scores, added)
-    return shares(scores, None)
+    masks = _masks(scores, padding, mask)
+    if not masks:
+        return shares(scores, None)
+    total = masks[0] if len(masks) == 1 else add(*masks)
+    return shares(add(scores, total), None) if need_weights else shares(scores, total)
 
 
 def _with_bias(x: Tensor, bias: Tensor | None) -> Tensor:

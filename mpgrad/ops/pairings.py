@@ -139,7 +139,7 @@ def embedding_bag(
     if mode not in ("sum", "mean", "max"):
         raise ValueError("mode has to be one of sum, mean or max")
     input, weight = _in_order(input, weight)
-    _check_sample_weights(input, per_sample_weights, mode)
+    _check_sample_weights(input, weight, per_sample_weights, mode)
     indices, bags, count = _bags(input, offsets, include_last_offset)
     rows = embedding(indices, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     counts = np.ones(len(bags), bool)
@@ -175,9 +175,14 @@ def _in_order(input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return weight, input
 
 
-def _check_sample_weights(input: Tensor, weights: Tensor | None, mode: str) -> None:
+def _check_sample_weights(input: Tensor, table: Tensor, weights: Tensor | None, mode: str) -> None:
     if weights is None:
         return
+    if weights.dtype != table.dtype:
+        raise RuntimeError(
+            "embedding_bag: Expected 'weight' to have the same type as 'per_sample_weights', but "
+            f"got {table.dtype} and {weights.dtype}"
+        )
     if mode != "sum":
         raise NotImplementedError(
             "embedding_bag: per_sample_weights was not None. per_sample_weights is only "
@@ -220,8 +225,9 @@ def _largest(rows: Tensor, bags: Any, count: int) -> Tensor:
     sizes = np.bincount(bags, minlength=count)
     order = np.argsort(bags, kind="stable")
     width = max(int(sizes.max(initial=0)), 1)
-    if not len(bags):
-        return zeros((count, rows.shape[1]), dtype=rows.dtype, device=rows.device)
+    if not len(bags):  # the sum of nothing
+        empty = zeros((count, rows.shape[1]), dtype=rows.dtype, device=rows.device)
+        return index_add(empty, 0, beside(rows, bags), rows)
     places = np.minimum(
         (np.cumsum(sizes) - sizes)[:, None] + np.arange(width), max(len(bags) - 1, 0)
     )

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 
+from mpgrad.backends.array_program import TRACING
 from mpgrad.ops.activation import softmax
 from mpgrad.ops.arithmetic import add, mul
-from mpgrad.ops.comparison import logical_and, logical_not
+from mpgrad.ops.comparison import eq, logical_and, logical_not
 from mpgrad.ops.creation import ones
 from mpgrad.ops.dropout import dropout
 from mpgrad.ops.linalg import matmul
@@ -66,6 +67,8 @@ def scaled_dot_product_attention(
 
 def shares(scores: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:
     """``scores`` as shares of each target's attention; zeros for one that may see nothing."""
+    if mask is not None and mask.dtype.kind == "f":
+        return _shares_beside(scores, mask)
     hidden = None
     if is_causal:
         hidden = triu(ones(scores.shape[-2:], device=scores.device), 1).bool()
@@ -78,3 +81,12 @@ def shares(scores: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tens
     seen = logical_not(blind)
     found = softmax(scores.masked_fill(logical_and(hidden, seen), -math.inf), -1)
     return found if bool(seen.all().item()) else found.masked_fill(blind, 0.0)
+
+
+def _shares_beside(scores: Tensor, mask: Tensor) -> Tensor:
+    """``shares`` with numbers to add: minus infinity hides a source."""
+    blind = eq(mask, -math.inf).all(-1, keepdim=True)
+    # A traced program must hold for other masks, too.
+    if not TRACING.entered and not blind.any().item():
+        return softmax(add(scores, mask), -1)
+    return softmax(add(scores, mask.masked_fill(blind, 0.0)), -1).masked_fill(blind, 0.0)

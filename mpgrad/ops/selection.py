@@ -253,6 +253,8 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = 
         raise NotImplementedError(f"Unrecognised padding mode {mode}")
     if value is not None:
         raise RuntimeError(f'Padding mode "{mode}" doesn\'t take in value argument')
+    if not any(map(any, counts)):
+        return clone(input)
     for dim, (before, after) in enumerate(counts):
         if before or after:
             places = _places(mode, input.shape[dim], before, after)

@@ -71,6 +71,7 @@ from mpgrad.tensor_methods import (
     numpy_functions,
     random_in_place,
     shape_in_place,
+    storages,
     values,
 )
 from mpgrad.tensors.tensor import Tensor
@@ -349,6 +350,7 @@ def _attach() -> None:
         _METHODS,
         _PROPERTIES,
         layout.METHODS,
+        storages.METHODS,
         layout.PROPERTIES,
         conversions.METHODS,
         values.METHODS,

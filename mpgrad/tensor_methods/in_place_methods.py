@@ -32,7 +32,7 @@ from mpgrad.ops.promotion import (
     wrapped,
 )
 from mpgrad.ops.rounding import round as round_values
-from mpgrad.ops.shape import reshape
+from mpgrad.ops.shape import clone, reshape
 from mpgrad.tensors.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -220,9 +220,14 @@ def fill_(self: Tensor, value: Any) -> Tensor:
             f"{value.ndim} dimensions."
         )
     value = as_operand(value)
-    if not isinstance(value, Tensor):
-        value = _held(self, value)
+    value = _apart(value) if isinstance(value, Tensor) else _held(self, value)
     return call_in_place(overwriting._fill, self, value)
+
+
+def _apart(value: Any) -> Any:
+    """``value``; a view of one element is read before its memory may be written to."""
+    is_single = isinstance(value, Tensor) and not value.ndim
+    return clone(value) if is_single and value._view is not None else value
 
 
 def copy_(self: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
@@ -231,7 +236,7 @@ def copy_(self: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
     Raises:
         RuntimeError: the shape of ``source`` does not broadcast to this one.
     """
-    source = to_device(as_tensor_operand(source), self.device)
+    source = _apart(to_device(as_tensor_operand(source), self.device))
     if source.shape != self.shape:
         _check_broadcast(source.shape, self.shape)
     elif source is self:
@@ -262,7 +267,7 @@ def masked_fill_(self: Tensor, mask: Tensor, value: Any) -> Tensor:
     """
     _, mask, value = overwriting.masked_fill_operands(self, mask, value)
     _check_broadcast(mask.shape, self.shape)
-    return call_in_place(overwriting._masked_fill, self, mask, value)
+    return call_in_place(overwriting._masked_fill, self, mask, _apart(value))
 
 
 def index_put_(self: Tensor, indices: Any, values: Any, accumulate: bool = False) -> Tensor:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from mpgrad.backends.array_proxies import ArrayProxy
+from mpgrad.base.memory_formats import (
+    MemoryFormat,
+    channels_last,
+    channels_last_3d,
+    contiguous_format,
+)
 from mpgrad.devices.device_arrays import address
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.tensors.view import storage_offset
@@ -26,9 +34,13 @@ def element_size(self: Tensor) -> int:
     return self._array.itemsize
 
 
-def is_contiguous(self: Tensor) -> bool:
-    """Whether the elements are in order without gaps."""
-    return self._array.flags.c_contiguous
+def is_contiguous(self: Tensor, memory_format: MemoryFormat = contiguous_format) -> bool:
+    """Whether the elements are in order without gaps, or in the order of another format."""
+    array = self._array
+    if memory_format in (channels_last, channels_last_3d):
+        ndim = 4 if memory_format is channels_last else 5
+        return array.ndim == ndim and np.moveaxis(array, 1, -1).flags.c_contiguous
+    return array.flags.c_contiguous
 
 
 def stride(self: Tensor, dim: int | None = None) -> Any:

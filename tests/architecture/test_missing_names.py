@@ -17,7 +17,10 @@ LINES = Path(PYTORCH).read_text().splitlines()
     ("name", "message"),
     [
         ("sparse_coo_tensor", "PyTorch's sparse_coo_tensor is not in mpgrad; https://pytorch.org"),
-        ("nn.utils.clip_grads_with_norm_", "nearest are clip_grad_norm_; https://pytorch.org/docs"),
+        (
+            "as_strided_copy",
+            "nearest are as_strided_, as_strided, as_strided_scatter; https://pytorch",
+        ),
         ("jit", "PyTorch's jit is not in mpgrad; use the function itself"),
         (
             "nn.CrossMapLRN2d",
