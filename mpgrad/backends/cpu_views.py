@@ -60,9 +60,18 @@ def put_view(xp: CpuBackend, x: Array, value: Any, steps: tuple[tuple[Any, ...],
         # The tensor had another memory layout, so a reshape among the steps made a copy here.
         return _put_stepwise(xp, x, value, steps)
     if type(target) is np.ndarray and not target.flags.writeable:
-        target.flags.writeable = True  # a part of an expanded array whose elements do not overlap
+        target = writable_part(out, target)
     target[...] = value
     return out
+
+
+def writable_part(memory: Array, part: Array) -> Array:
+    """``part`` of the C-contiguous ``memory``, whose elements do not overlap, to be written to.
+
+    NumPy makes read-only what it has from an expanded array, or from strides alone.
+    """
+    place = part.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
+    return np.ndarray(part.shape, part.dtype, memory, place, part.strides)
 
 
 def _put_stepwise(

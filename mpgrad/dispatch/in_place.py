@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends.cpu_views import may_overlap
+from mpgrad.backends.cpu_views import may_overlap, writable_part
 from mpgrad.base.device import CPU
 from mpgrad.devices.device_arrays import (
     CUDA,
@@ -183,6 +183,9 @@ def _lies_in_writable(tensor: Tensor) -> bool:
         return False
     if may_overlap(array):
         return False
+    if view.base._array.flags.c_contiguous:
+        tensor._array = writable_part(view.base._array, array)
+        return True
     try:
         array.flags.writeable = True
     except ValueError:  # a part of what strides alone describe

@@ -80,6 +80,8 @@ def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     first, last = one_dim(start_dim, input.ndim), one_dim(end_dim, input.ndim)
     if first > last:
         raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
+    if first == last and input.ndim:
+        return input
     joined = math.prod(input.shape[first : last + 1])
     return reshape(input, (*input.shape[:first], joined, *input.shape[last + 1 :]))
 
