@@ -35,6 +35,7 @@ from mpgrad.nn.activations import (
     Tanhshrink,
     Threshold,
 )
+from mpgrad.nn.adaptive_softmax import AdaptiveLogSoftmaxWithLoss
 from mpgrad.nn.attention_layers import MultiheadAttention
 from mpgrad.nn.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from mpgrad.nn.class_losses import (
@@ -225,6 +226,7 @@ __all__ = [
     "Softmax",
     "LogSoftmax",
     "Buffer",
+    "AdaptiveLogSoftmaxWithLoss",
     "CELU",
     "ELU",
     "GLU",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,17 +19,34 @@ class _Row(Module):
     def __iter__(self) -> Iterator[Any]:
         return iter(self._modules.values())
 
-    def __getitem__(self, index: int | slice) -> Any:
-        values = list(self._modules.values())
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self._of(list(self._modules.items())[index])
-        try:
-            return values[index]
-        except IndexError:
-            raise IndexError(f"index {index} is out of range") from None
+        return self._modules[self._name_at(index)]
 
     def __setitem__(self, index: int, module: Module) -> None:
-        setattr(self, list(self._modules)[index], module)
+        setattr(self, self._name_at(index), module)
+
+    def __delitem__(self, index: int | slice) -> None:
+        kept = list(self)
+        if not isinstance(index, slice):
+            self._name_at(index)  # which may be out of range
+        del kept[index]
+        self._number(kept)
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not name.isdigit()]
+
+    def _name_at(self, index: Any) -> str:
+        index = operator.index(index)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range")
+        return list(self._modules)[index]
+
+    def _number(self, modules: list[Module]) -> None:
+        """Have these children, named by their places."""
+        self._modules.clear()
+        self._modules.update({str(at): module for at, module in enumerate(modules)})
 
     def _of(self, items: list[tuple[str, Any]]) -> Any:
         raise NotImplementedError
@@ -38,10 +57,35 @@ class _Row(Module):
         return self
 
     def extend(self, modules: Iterable[Module]) -> Any:
-        """Add ``modules`` at the end and return self."""
-        for module in modules:
+        """Add ``modules`` at the end and return self.
+
+        Raises:
+            TypeError: they cannot be iterated over.
+        """
+        if not isinstance(modules, Iterable):
+            raise TypeError(
+                f"{type(self).__name__}.extend should be called with an iterable, but got "
+                f"{type(modules).__name__}"
+            )
+        for module in list(modules):
             self.append(module)
         return self
+
+    def __iadd__(self, modules: Iterable[Module]) -> Any:
+        return self.extend(modules)
+
+    def insert(self, index: int, module: Module) -> Any:
+        """Put ``module`` before the one at ``index``, and return self."""
+        modules = list(self)
+        modules.insert(index, module)
+        self._number(modules)
+        return self
+
+    def pop(self, index: int | slice) -> Any:
+        """Remove the Module at ``index``, and return it."""
+        found = self[index]
+        del self[index]
+        return found
 
 
 class Sequential(_Row):
@@ -69,19 +113,80 @@ class Sequential(_Row):
             output = module(output)
         return output
 
-    def _of(self, items: list[tuple[str, Any]]) -> Sequential:
-        return Sequential(dict(items))
+    def _of(self, items: list[tuple[str, Any]]) -> Any:
+        return type(self)(dict(items))
+
+    def insert(self, index: int, module: Module) -> Sequential:
+        """Put ``module`` before the one at ``index``, and return self.
+
+        Raises:
+            IndexError: there is no such place.
+        """
+        if not isinstance(module, Module):
+            raise AssertionError(f"module should be of type: {Module}")
+        if not -len(self) <= index <= len(self):
+            raise IndexError(f"Index out of range: {index}")
+        super().insert(index, module)
+        return self
+
+    def __add__(self, other: Sequential) -> Sequential:
+        if not isinstance(other, Sequential):
+            raise ValueError(
+                "add operator supports only objects of Sequential class, but "
+                f"{type(other)} is given."
+            )
+        return Sequential(*self, *other)
+
+    def __iadd__(self, other: Any) -> Any:  # type: ignore[misc]
+        if not isinstance(other, Sequential):
+            raise ValueError(
+                "add operator supports only objects of Sequential class, but "
+                f"{type(other)} is given."
+            )
+        return self.extend(other)
+
+    def __mul__(self, count: int) -> Sequential:
+        return Sequential(*self._times(count))
+
+    __rmul__ = __mul__
+
+    def __imul__(self, count: int) -> Any:
+        self._number(self._times(count))
+        return self
+
+    def _times(self, count: int) -> list[Module]:
+        if not isinstance(count, int):
+            raise TypeError(f"unsupported operand type(s) for *: {type(self)} and {type(count)}")
+        if count <= 0:
+            raise ValueError(f"Non-positive multiplication factor {count} for {type(self)}")
+        return list(self) * count
 
 
 class ModuleList(_Row):
     """A list of Modules whose Parameters are found; it has no ``forward``."""
 
-    def __init__(self, modules: Iterable[Module] = ()) -> None:
+    def __init__(self, modules: Iterable[Module] | None = None) -> None:
         super().__init__()
-        self.extend(modules)
+        if modules is not None:
+            self.extend(modules)
 
-    def _of(self, items: list[tuple[str, Any]]) -> ModuleList:
-        return ModuleList(module for _, module in items)
+    def _of(self, items: list[tuple[str, Any]]) -> Any:
+        return type(self)(module for _, module in items)
+
+    def __add__(self, other: Iterable[Module]) -> ModuleList:
+        return ModuleList([*self, *other])
+
+    def __repr__(self) -> str:
+        """Equal neighbours are shown once."""
+        rows = []
+        for text, same in itertools.groupby(enumerate(map(repr, self)), lambda item: item[1]):
+            places = [place for place, _ in same]
+            first, last = places[0], places[-1]
+            which = f"({first})" if first == last else f"({first}-{last}): {len(places)} x"
+            rows.append(f"{which}{':' if first == last else ''} {text}".replace("\n", "\n  "))
+        if not rows:
+            return f"{type(self).__name__}()"
+        return f"{type(self).__name__}(\n  " + "\n  ".join(rows) + "\n)"
 
 
 class ModuleDict(Module):

@@ -109,6 +109,8 @@ def kaiming_uniform_(
         mode: ``"fan_in"`` keeps the variance in forward, ``"fan_out"`` in backward.
         nonlinearity: see :func:`calculate_gain`.
     """
+    if _is_empty(tensor):
+        return tensor
     bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
     return uniform_(tensor, -bound, bound, generator)
 
@@ -121,7 +123,17 @@ def kaiming_normal_(
     generator: Any = None,
 ) -> Tensor:
     """Normal with variance ``gain**2 / fan`` (He et al., 2015); see :func:`kaiming_uniform_`."""
+    if _is_empty(tensor):
+        return tensor
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
+
+
+def _is_empty(tensor: Tensor) -> bool:
+    """Whether there is nothing to fill; a warning says so."""
+    if tensor.numel():
+        return False
+    warnings.warn("Initializing zero-element tensors is a no-op", UserWarning, stacklevel=3)
+    return True
 
 
 def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:

@@ -12,7 +12,7 @@ from mpgrad.graph.grad_modes import no_grad
 from mpgrad.nn.module_hooks import OF_ALL, HasHooks, HookedCall
 from mpgrad.nn.parameter import Buffer, Parameter
 from mpgrad.nn.state_dicts import HasStateDict
-from mpgrad.ops.creation import empty_like
+from mpgrad.ops.creation import empty, empty_like
 from mpgrad.tensors.tensor import Tensor
 
 Self = TypeVar("Self", bound="Module")
@@ -85,8 +85,9 @@ class Module(HasHooks, HasStateDict):
         ):
             if name in table:
                 if value is not None and not isinstance(value, kind):
+                    word = _WORDS[kind]
                     raise TypeError(
-                        f"cannot assign {type(value).__name__!r} as {name!r} "
+                        f"cannot assign {type(value).__name__!r} as {word} {name!r} "
                         f"({kind.__name__} or None expected)"
                     )
                 return table
@@ -188,6 +189,28 @@ class Module(HasHooks, HasStateDict):
             module = inner
         return module
 
+    def set_submodule(self, target: str, module: Module, strict: bool = False) -> None:
+        """Put ``module`` in the place that ``named_modules`` gives that name.
+
+        Args:
+            target: the name.
+            module: what comes there.
+            strict: there has to be a Module already.
+
+        Raises:
+            ValueError: the name is empty, or ``module`` no Module.
+            AttributeError: there is no such place.
+        """
+        if not target:
+            raise ValueError("Cannot set the submodule without a target name!")
+        if not isinstance(module, Module):
+            raise ValueError(f"`module` is not an nn.Module, found {type(module)}")
+        path, _, name = target.rpartition(".")
+        owner = self.get_submodule(path)
+        if strict and name not in owner._modules:
+            raise AttributeError(f"{type(owner).__name__} has no attribute `{name}`")
+        setattr(owner, name, module)
+
     def get_parameter(self, target: str) -> Parameter:
         """The parameter that ``named_parameters`` gives that name, or AttributeError."""
         return self._entry("_parameters", target)  # type: ignore[no-any-return]
@@ -270,7 +293,17 @@ class Module(HasHooks, HasStateDict):
                 parameter.grad = parameter.grad.detach().zero_()
 
     def to(self: Self, *args: Any, **kwargs: Any) -> Self:
-        """Move to a device or convert floating Parameters and buffers, as ``Tensor.to``."""
+        """Move to a device or convert floating Parameters and buffers, as ``Tensor.to``.
+
+        Raises:
+            TypeError: the dtype is neither a floating nor a complex one.
+        """
+        probe = empty(0).to(*args, **kwargs)
+        if probe.dtype.kind not in "fc":
+            raise TypeError(
+                "nn.Module.to only accepts floating point or complex dtypes, but got desired "
+                f"dtype={probe.dtype}"
+            )
 
         def converted(tensor: Tensor) -> Tensor:
             found = tensor.to(*args, **kwargs)
@@ -351,3 +384,7 @@ class Module(HasHooks, HasStateDict):
             rows.append((f"{indent}{name}", kind, shapes, f"{count:,}" if count else ""))
             total += count
         return html_table(("module", "kind", "parameters", f"{total:,} numbers"), rows)
+
+
+#: What the error messages call them.
+_WORDS: dict[Any, str] = {Parameter: "parameter", Module: "child module", Tensor: "buffer"}

@@ -43,13 +43,19 @@ class _ParameterContainer(Module):
         return len(self._values)
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}: {_described(self._stored(name))}" for name in self._values)
+        return "\n".join(f"  ({name}): {_described(self._stored(name))}" for name in self._values)
+
+    def __repr__(self) -> str:
+        rows = self.extra_repr().replace("\n", "\n  ")
+        return f"{type(self).__name__}(\n  {rows}\n)" if rows else f"{type(self).__name__}()"
 
 
 def _described(value: Any) -> str:
-    if isinstance(value, Parameter):
-        return f"Parameter of shape {tuple(value.shape)}, {value.dtype}"
-    return f"object of type {type(value).__name__}"
+    if not isinstance(value, Tensor):
+        return f"Object of type: {type(value).__name__}"
+    kind = "Parameter" if isinstance(value, Parameter) else "Tensor"
+    place = f" ({value.device})" if value.is_cuda else ""
+    return f"{kind} containing: [{value.dtype} of size {'x'.join(map(str, value.shape))}{place}]"
 
 
 class ParameterList(_ParameterContainer):

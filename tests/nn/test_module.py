@@ -44,7 +44,7 @@ def test_assigning_none_or_another_kind_moves_the_registration() -> None:
     net = Net()
     net.scale = None
     assert names(net.named_parameters()) == ["first.weight", "first.bias"]
-    with pytest.raises(TypeError, match="cannot assign 'int' as 'scale'"):
+    with pytest.raises(TypeError, match="cannot assign 'int' as parameter 'scale'"):
         net.scale = 3
     net.first = nn.Parameter(mg.ones(2))
     assert "first" in dict(net.named_parameters())
