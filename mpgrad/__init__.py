@@ -51,7 +51,7 @@ _NAMES_OF = {
     "mpgrad.compilation.compile": "compile",
     "mpgrad.tensor_methods.array_text": "set_printoptions",
     "mpgrad.ops.creation": (
-        "tensor as_tensor from_numpy frombuffer empty zeros ones full "
+        "tensor as_tensor from_numpy empty zeros ones full "
         "empty_like zeros_like ones_like full_like arange linspace logspace eye "
         "tril_indices triu_indices is_tensor numel"
     ),
@@ -71,7 +71,7 @@ _NAMES_OF = {
         "absolute negative multiply subtract divide true_divide"
     ),
     "mpgrad.ops.result_types": ("result_type promote_types can_cast is_floating_point is_signed"),
-    "mpgrad.ops.interchange": "from_dlpack to_dlpack",
+    "mpgrad.ops.interchange": "from_dlpack frombuffer to_dlpack",
     "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max clip where nonzero",
     "mpgrad.ops.rounding": "floor ceil trunc round sign floor_divide remainder",
     "mpgrad.ops.comparison": (

@@ -221,7 +221,6 @@ from mpgrad.ops.creation import empty as empty
 from mpgrad.ops.creation import empty_like as empty_like
 from mpgrad.ops.creation import eye as eye
 from mpgrad.ops.creation import from_numpy as from_numpy
-from mpgrad.ops.creation import frombuffer as frombuffer
 from mpgrad.ops.creation import full as full
 from mpgrad.ops.creation import full_like as full_like
 from mpgrad.ops.creation import is_tensor as is_tensor
@@ -264,6 +263,7 @@ from mpgrad.ops.indexing import split_with_sizes as split_with_sizes
 from mpgrad.ops.indexing import tensor_split as tensor_split
 from mpgrad.ops.indexing import unbind as unbind
 from mpgrad.ops.interchange import from_dlpack as from_dlpack
+from mpgrad.ops.interchange import frombuffer as frombuffer
 from mpgrad.ops.interchange import to_dlpack as to_dlpack
 from mpgrad.ops.joining import broadcast_tensors as broadcast_tensors
 from mpgrad.ops.joining import concat as concat

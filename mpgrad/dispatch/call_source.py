@@ -95,9 +95,9 @@ _NEW_TENSOR = (
 
 
 def _as_number(name: str) -> list[str]:
-    """The lines that take the number of an attribute that is given as a Tensor."""
+    """The lines that take the number of an attribute that is given as a Tensor or by NumPy."""
     return [
-        f"    if isinstance({name}, Tensor):",
+        f"    if isinstance({name}, HOLDERS):",
         f"        {name} = number_of(operator, {name})",
     ]
 

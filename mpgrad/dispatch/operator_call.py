@@ -117,7 +117,7 @@ def look_of(value: Any) -> tuple[tuple[int, ...], Any]:
 def call_anywhere(operator: Operator, inputs: Sequence[Any], attributes: dict[str, Any]) -> Any:
     """As :func:`call`, for any operator and device, with or without operator modes."""
     for name, value in attributes.items():
-        if isinstance(value, Tensor):
+        if isinstance(value, HOLDERS):
             attributes = {**attributes, name: number_of(operator, value)}
     xp: Any = cpu
     if CUDA.in_use and not operator.on_any_devices:
@@ -136,13 +136,17 @@ def call_anywhere(operator: Operator, inputs: Sequence[Any], attributes: dict[st
     return recorded(operator, inputs, attributes, raw)
 
 
-def number_of(operator: Operator, value: Tensor) -> Any:
-    """The number in a Tensor that was given as an option.
+#: What holds a number: with NumPy's float64 an array of float32 would become one of float64.
+HOLDERS = (Tensor, np.generic)
+
+
+def number_of(operator: Operator, value: Any) -> Any:
+    """The number in a Tensor, or of NumPy's, that was given as an option.
 
     Raises:
         TypeError: it does not have one element.
     """
-    if value.numel() != 1:
+    if isinstance(value, Tensor) and value.numel() != 1:
         raise TypeError(
             f"{operator.name}(): an option has to be a number, not a Tensor of shape "
             f"{list(value.shape)}"
@@ -366,6 +370,7 @@ def _describe(value: Any, what: str) -> Any:
 _KNOWN = {
     "CUDA": CUDA,
     "GRAD_MODE": GRAD_MODE,
+    "HOLDERS": HOLDERS,
     "HOOKS": HOOKS,
     "INFERENCE": INFERENCE,
     "INFERENCE_MODES": INFERENCE_MODES,

@@ -8,6 +8,7 @@ from typing import Any
 from mpgrad.nn import functional as F
 from mpgrad.nn.layers import Weighted
 from mpgrad.ops.convolution import Pair
+from mpgrad.ops.dimensions import INTEGERS
 from mpgrad.ops.volumes import Triple
 from mpgrad.tensors.tensor import Tensor
 
@@ -59,7 +60,7 @@ class _Convolution(Weighted):
         self._make_parameters(shape, bias, channels[1], **made)
 
     def _lengths(self, value: int | Sequence[int]) -> tuple[int, ...]:
-        return (value,) * self._dims if isinstance(value, int) else tuple(value)
+        return (value,) * self._dims if isinstance(value, INTEGERS) else tuple(value)
 
     def _padded(self, input: Tensor) -> tuple[Tensor, Any]:
         """``input`` with all padding except zeros, and the remaining padding."""

@@ -10,6 +10,7 @@ from mpgrad.nn import init
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
 from mpgrad.ops.creation import empty
+from mpgrad.ops.dimensions import as_tuple
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -38,9 +39,7 @@ class LayerNorm(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.normalized_shape = (
-            (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-        )
+        self.normalized_shape = as_tuple(normalized_shape)
         self.eps, self.elementwise_affine = eps, elementwise_affine
         made: dict[str, Any] = {"dtype": dtype, "device": device}
         for name, learned in (
@@ -91,9 +90,7 @@ class RMSNorm(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.normalized_shape = (
-            (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-        )
+        self.normalized_shape = as_tuple(normalized_shape)
         self.eps, self.elementwise_affine = eps, elementwise_affine
         values = empty(self.normalized_shape, dtype=dtype, device=device)
         self.register_parameter("weight", Parameter(values) if elementwise_affine else None)

@@ -10,6 +10,7 @@ import numpy as np
 from mpgrad.nn import functional as F
 from mpgrad.nn.module import Module
 from mpgrad.nn.pooling_layers import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+from mpgrad.ops.dimensions import INTEGERS
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -133,7 +134,7 @@ class _MaxUnpool(Module):
     def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0) -> None:
         super().__init__()
         self.kernel_size, self.stride, self.padding = (
-            (value,) * self._dims if isinstance(value, int) else tuple(value)
+            (value,) * self._dims if isinstance(value, INTEGERS) else tuple(value)
             for value in (kernel_size, kernel_size if stride is None else stride, padding)
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 from mpgrad.nn import functional as F
 from mpgrad.nn.module import Module
 from mpgrad.ops.convolution import Pair
+from mpgrad.ops.dimensions import as_tuple
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -110,7 +111,7 @@ class AvgPool1d(Module):
         super().__init__()
         stride = kernel_size if stride is None else stride
         self.kernel_size, self.stride, self.padding = (
-            (x,) if isinstance(x, int) else tuple(x) for x in (kernel_size, stride, padding)
+            as_tuple(x) for x in (kernel_size, stride, padding)
         )
         self.ceil_mode, self.count_include_pad = ceil_mode, count_include_pad
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from mpgrad.nn import functional as F
 from mpgrad.nn.module import Module
+from mpgrad.ops.dimensions import INTEGERS
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -101,7 +102,7 @@ class _Padding(Module):
 
     def __init__(self, padding: Any) -> None:
         super().__init__()
-        one = isinstance(padding, int)
+        one = isinstance(padding, INTEGERS)
         self.padding = (padding,) * (2 * self._dims) if one else tuple(padding)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 from mpgrad.ops.arithmetic import add
 from mpgrad.ops.convolution import Pair, conv2d, conv2d_input_grad, pair
+from mpgrad.ops.dimensions import INTEGERS
 from mpgrad.ops.selection import pad
 from mpgrad.ops.shape import reshape, squeeze, unsqueeze
 from mpgrad.tensors.tensor import Tensor
@@ -17,8 +18,8 @@ def one(value: Any) -> int:
     Raises:
         RuntimeError: there is another number of elements.
     """
-    if isinstance(value, int):
-        return value
+    if isinstance(value, INTEGERS):
+        return int(value)
     if len(value) != 1:
         raise RuntimeError(f"expected one number or a tuple of one, but got {value}")
     return int(value[0])

@@ -11,7 +11,7 @@ from mpgrad.devices.device_arrays import on_host
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import not_implemented, operator
 from mpgrad.ops.device_moves import beside
-from mpgrad.ops.dimensions import one_dim, some_dims
+from mpgrad.ops.dimensions import as_tuple, one_dim, some_dims
 from mpgrad.ops.promotion import as_tensor_operand, require_numbers
 from mpgrad.tensors.tensor import Tensor
 
@@ -59,7 +59,7 @@ def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
     """
     if indices.dtype.kind not in "iu":
         raise TypeError(f"expected 'indices' to be integer dtype, but got {indices.dtype}")
-    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    lengths = as_tuple(shape)
     if any(isinstance(n, bool) or not isinstance(n, int | np.integer) for n in lengths):
         raise TypeError(f"expected 'shape' to be int or sequence of ints, but got {shape}")
     if any(n < 0 for n in lengths):

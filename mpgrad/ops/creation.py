@@ -20,6 +20,7 @@ from mpgrad.tensors.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 
+_PLAIN = frozenset({bool, int, float, complex})
 #: NumPy's dtypes of Python's numbers, and PyTorch's defaults for them.
 _DOUBLE = {
     np.dtype(np.float64): FLOATING,
@@ -34,7 +35,8 @@ def tensor(
 
     Args:
         data: numbers, nested sequences of them, an array or a Tensor. Python floats become
-            float32, complex numbers complex64, integers int64; an array keeps its dtype.
+            float32, complex numbers complex64, integers int64; arrays and NumPy's scalars keep
+            their dtype, and decide that of the numbers beside them.
         dtype: of the result, instead of the one inferred.
         device: where it lies.
         requires_grad: record operations on it.
@@ -70,32 +72,6 @@ def from_numpy(array: Array) -> Tensor:
         raise TypeError(f"expected np.ndarray (got {type(array).__name__})")
     _check_numeric(array)
     return Tensor(array)
-
-
-def frombuffer(
-    buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False
-) -> Tensor:
-    """A Tensor over the memory of an object of bytes: no copy, each sees the other's changes.
-
-    Args:
-        buffer: what has Python's buffer interface (bytearray, memoryview, mmap).
-        dtype: of the elements.
-        count: how many; -1 for all.
-        offset: bytes before the first one.
-        requires_grad: record operations on it.
-
-    Raises:
-        ValueError: the buffer is empty, too short, or not divided evenly.
-    """
-    array = np.frombuffer(buffer, np.dtype(dtype), count, offset)
-    if not array.flags.writeable:
-        warnings.warn(
-            "The given buffer is not writable, and the tensor is read-only, too: copy it with "
-            "clone() to change it.",
-            UserWarning,
-            stacklevel=2,
-        )
-    return Tensor(array).requires_grad_(requires_grad)
 
 
 def empty(
@@ -419,22 +395,28 @@ def _array_of(data: Any, dtype: Any) -> Array:
             stacklevel=3,
         )
         data = on_host(data._array)
-    array = np.asarray(_numbers_of(data))
+    dtypes: set[np.dtype[Any]] = set()
+    array = np.asarray(_numbers_of(data, dtypes))
     _check_numeric(array)
     if dtype is not None:
         return array.astype(dtype, copy=False)
     from_python = not isinstance(data, np.ndarray | np.generic)
-    if from_python and array.dtype in _DOUBLE:
+    if from_python and array.dtype in _DOUBLE and dtypes.isdisjoint(_DOUBLE):
         return array.astype(DEFAULTS[_DOUBLE[array.dtype]], copy=False)
     return array
 
 
-def _numbers_of(data: Any) -> Any:
-    """Nested sequences with a number in place of each Tensor of one element."""
+def _numbers_of(data: Any, dtypes: set[np.dtype[Any]]) -> Any:
+    """Nested sequences with a number in place of each Tensor of one element.
+
+    ``dtypes`` gets those of the arrays, NumPy scalars and Tensors in them.
+    """
     if isinstance(data, list | tuple):
-        return [_numbers_of(item) for item in data]
+        return [x if x.__class__ in _PLAIN else _numbers_of(x, dtypes) for x in data]
     if isinstance(data, Tensor) and data._array.size == 1:
-        return on_host(data._array).reshape(())
+        data = on_host(data._array).reshape(())
+    if isinstance(data, np.ndarray | np.generic):
+        dtypes.add(data.dtype)
     return data
 
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import numpy as np
 
+#: The types of lengths and dimensions: Python's, and NumPy's.
+INTEGERS = (int, np.integer)
 #: Those that are reduced, ascending; None for all of them.
 Dims = tuple[int, ...] | None
+
+
+def as_tuple(value: Any) -> tuple[int, ...]:
+    """One number, or several, as a tuple of Python's."""
+    return (int(value),) if isinstance(value, INTEGERS) else tuple(map(index, value))
+
+
+def is_given(value: Any) -> bool:
+    """Whether an option is there: neither None nor an empty list."""
+    return value is not None and not (isinstance(value, tuple | list) and not value)
 
 
 def one_dim(dim: Any, ndim: int) -> int:
@@ -37,9 +50,10 @@ def some_dims(dim: Any, axis: Any, ndim: int) -> tuple[int, ...] | None:
         TypeError: both ``dim`` and ``axis`` are given.
     """
     dim = either("dim", dim, "axis", axis)
-    if dim is None or dim == () or dim == [] or ndim == 0:
+    several = isinstance(dim, tuple | list)
+    if dim is None or ndim == 0 or (several and not dim):
         return None
-    dims = [one_dim(d, ndim) for d in (dim if isinstance(dim, tuple | list) else (dim,))]
+    dims = [one_dim(d, ndim) for d in (dim if several else (dim,))]
     if len(set(dims)) != len(dims):
         raise RuntimeError(f"a dimension appears multiple times in the list of dims {dim}")
     return tuple(sorted(dims))

@@ -19,7 +19,7 @@ from mpgrad.graph.registry import operator
 from mpgrad.ops.complex_numbers import conj
 from mpgrad.ops.creation import arange
 from mpgrad.ops.device_moves import beside
-from mpgrad.ops.dimensions import one_dim
+from mpgrad.ops.dimensions import as_tuple, one_dim
 from mpgrad.ops.indexing import narrow
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.selection import pad, roll
@@ -136,9 +136,7 @@ def _as_complex(input: Tensor) -> Tensor:
 
 def _axes(name: str, input: Tensor, s: Any, dim: Any) -> tuple[Axes, tuple[int, ...]]:
     """The dimensions that are transformed, in their order, and how long they are made."""
-    sizes = (
-        None if s is None else (s,) if isinstance(s, int) else tuple(map(python_operator.index, s))
-    )
+    sizes = None if s is None else as_tuple(s)
     if dim is None:
         count = input.ndim if sizes is None else len(sizes)
         if count > input.ndim:
@@ -147,9 +145,7 @@ def _axes(name: str, input: Tensor, s: Any, dim: Any) -> tuple[Axes, tuple[int, 
             )
         axes: Axes = tuple(range(input.ndim - count, input.ndim))
     else:
-        axes = tuple(
-            one_dim(d, input.ndim) for d in ((dim,) if isinstance(dim, int) else tuple(dim))
-        )
+        axes = tuple(one_dim(d, input.ndim) for d in as_tuple(dim))
     if len(set(axes)) != len(axes):
         raise RuntimeError("FFT dims must be unique")
     if sizes is not None and len(sizes) != len(axes):
@@ -278,8 +274,8 @@ def _half(name: str, input: Tensor, s: Any, dim: Any) -> tuple[Tensor, Axes, int
     axes, lengths = _axes(name, x, s, dim)
     if not axes:
         raise RuntimeError(f"{name} must transform at least one axis")
-    sizes = (s,) if isinstance(s, int) else s
-    is_given = sizes is not None and python_operator.index(sizes[-1]) != -1
+    sizes = None if s is None else as_tuple(s)
+    is_given = sizes is not None and sizes[-1] != -1
     length = lengths[-1] if is_given else 2 * (x.shape[axes[-1]] - 1)
     _check_lengths([length])
     return _fitted(x, axes, (*lengths[:-1], length // 2 + 1)), axes, length
@@ -352,7 +348,7 @@ def ihfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None =
 
 
 def _shifted(input: Tensor, dim: Any, back: bool) -> Tensor:
-    dims = range(input.ndim) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    dims = range(input.ndim) if dim is None else as_tuple(dim)
     axes = [one_dim(d, input.ndim) for d in dims]
     lengths = [input.shape[axis] for axis in axes]
     return roll(input, [(n + 1) // 2 if back else n // 2 for n in lengths], axes)

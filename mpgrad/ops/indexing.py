@@ -14,7 +14,7 @@ from mpgrad.backends.cpu_indexing import INDEX
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
-from mpgrad.ops.dimensions import one_dim
+from mpgrad.ops.dimensions import INTEGERS, one_dim
 from mpgrad.ops.index_checks import as_vector, check_bounds, check_covered, check_index_dtype
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.shape import reshape
@@ -283,7 +283,7 @@ def split(input: Tensor, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
         raise RuntimeError("split expects at least a 1-dimensional tensor")
     dim = one_dim(dim, input.ndim)
     length = input.shape[dim]
-    if isinstance(split_size, int):
+    if isinstance(split_size, INTEGERS):
         if split_size < 0 or (split_size == 0 and length):
             raise RuntimeError(
                 f"split expects split_size be non-negative, and 0 only of nothing, but got "
@@ -331,7 +331,7 @@ def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple
     length = input.shape[dim]
     if isinstance(indices_or_sections, Tensor):
         indices_or_sections = on_host(indices_or_sections._array).tolist()
-    if isinstance(indices_or_sections, int):
+    if isinstance(indices_or_sections, INTEGERS):
         sections = indices_or_sections
         if sections < 1:
             raise RuntimeError(f"number of sections must be larger than 0, got {sections}")

@@ -1,10 +1,11 @@
-"""Arrays of other libraries as Tensors and the reverse, in the same memory (DLPack).
+"""Arrays of other libraries (DLPack) and bytes as Tensors and the reverse, in the same memory.
 
 The protocol is that of the Python array API standard: ``__dlpack__`` and ``__dlpack_device__``.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from mpgrad.ops.creation import from_numpy
 from mpgrad.ops.device_moves import to_device
 from mpgrad.tensors.tensor import Tensor
 
-__all__ = ["from_dlpack", "to_dlpack"]
+__all__ = ["from_dlpack", "frombuffer", "to_dlpack"]
 
 #: DLPack's numbers of the kinds of devices (``DLDeviceType``).
 _CPU, _CUDA = 1, 2
@@ -169,3 +170,29 @@ METHODS: dict[str, Callable[..., Any]] = {
     "__dlpack_device__": dlpack_device,
 }
 PROPERTIES: dict[str, property] = {"__cuda_array_interface__": property(_cuda_array_interface)}
+
+
+def frombuffer(
+    buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False
+) -> Tensor:
+    """A Tensor over the memory of an object of bytes: no copy, each sees the other's changes.
+
+    Args:
+        buffer: what has Python's buffer interface (bytearray, memoryview, mmap).
+        dtype: of the elements.
+        count: how many; -1 for all.
+        offset: bytes before the first one.
+        requires_grad: record operations on it.
+
+    Raises:
+        ValueError: the buffer is empty, too short, or not divided evenly.
+    """
+    array = np.frombuffer(buffer, np.dtype(dtype), count, offset)
+    if not array.flags.writeable:
+        warnings.warn(
+            "The given buffer is not writable, and the tensor is read-only, too: copy it with "
+            "clone() to change it.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return Tensor(array).requires_grad_(requires_grad)

@@ -11,7 +11,7 @@ from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.complex_numbers import conj
-from mpgrad.ops.dimensions import one_dim
+from mpgrad.ops.dimensions import INTEGERS, one_dim
 from mpgrad.ops.overwriting import cleared
 from mpgrad.ops.promotion import as_tensor_operand, require_tensors, stored
 from mpgrad.ops.reduction import sum as sum_over
@@ -225,7 +225,7 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     Raises:
         RuntimeError: the dimensions do not have equal lengths.
     """
-    if isinstance(dims, int):
+    if isinstance(dims, INTEGERS):
         dims = (range(a.ndim - dims, a.ndim), range(dims))
     left = [one_dim(d, a.ndim) for d in dims[0]]
     right = [one_dim(d, b.ndim) for d in dims[1]]

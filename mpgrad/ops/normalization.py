@@ -18,6 +18,7 @@ from mpgrad.devices.device_arrays import on
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import Formula, operator
 from mpgrad.ops.arithmetic import add, mul, rsqrt, sub
+from mpgrad.ops.dimensions import as_tuple
 from mpgrad.ops.promotion import cast, refuse_complex
 from mpgrad.ops.shape import reshape
 from mpgrad.tensors.tensor import Tensor
@@ -301,7 +302,7 @@ def layer_norm(
     Raises:
         RuntimeError: ``input`` does not end in ``normalized_shape``.
     """
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    shape = as_tuple(normalized_shape)
     if not shape or input.shape[-len(shape) :] != shape:
         raise RuntimeError(
             f"Given normalized_shape={list(shape)}, expected input with shape [*, "

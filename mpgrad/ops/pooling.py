@@ -14,6 +14,7 @@ from mpgrad.ops.arithmetic import add, div, mul
 from mpgrad.ops.choices import where
 from mpgrad.ops.convolution import Pair, pair
 from mpgrad.ops.device_moves import beside
+from mpgrad.ops.dimensions import is_given
 from mpgrad.ops.indexing import pick
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.reduction import sum as sum_over
@@ -129,7 +130,7 @@ def _windows(
             f"input, but got:{list(input.shape)}"
         )
     kernel, around, spread = pair(kernel_size), pair(padding), pair(dilation)
-    steps = kernel if stride is None or stride == [] or stride == () else pair(stride)
+    steps = pair(stride) if is_given(stride) else kernel
     size, excess = [], []
     for length, k, step, edge, gap in zip(
         input.shape[2:], kernel, steps, around, spread, strict=True

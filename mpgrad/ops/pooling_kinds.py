@@ -16,6 +16,7 @@ from mpgrad.ops.complex_numbers import sgn
 from mpgrad.ops.convolution_variants import one
 from mpgrad.ops.creation import zeros
 from mpgrad.ops.device_moves import beside
+from mpgrad.ops.dimensions import INTEGERS
 from mpgrad.ops.extrema import amax, argmax
 from mpgrad.ops.indexing import pick, take_along_axis
 from mpgrad.ops.pooling import avg_pool2d, max_pool2d, pair
@@ -176,7 +177,7 @@ def _unpooled(
             f"dimensions, not {list(input.shape)} and {list(indices.shape)}"
         )
     kernel, stride, padding = (
-        (value,) * dims if isinstance(value, int) else tuple(value) for value in windows
+        (value,) * dims if isinstance(value, INTEGERS) else tuple(value) for value in windows
     )
     usual = [
         (n - 1) * step - 2 * edge + k

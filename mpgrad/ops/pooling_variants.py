@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpgrad.ops.convolution_variants import one
+from mpgrad.ops.dimensions import is_given
 from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from mpgrad.ops.shape import squeeze, unsqueeze
 from mpgrad.tensors.tensor import Tensor
@@ -17,7 +18,7 @@ def _as_row(name: str, input: Tensor) -> Tensor:
 
 
 def _stride(stride: Any, kernel_size: Any) -> tuple[int, int]:
-    given = stride is not None and stride not in ((), [])
+    given = is_given(stride)
     return 1, one(stride if given else kernel_size)
 
 

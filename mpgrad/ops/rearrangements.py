@@ -18,7 +18,7 @@ from mpgrad.graph.registry import operator
 from mpgrad.ops.arrangements import atleast_3d
 from mpgrad.ops.choices import nonzero
 from mpgrad.ops.device_moves import beside
-from mpgrad.ops.dimensions import one_dim
+from mpgrad.ops.dimensions import INTEGERS, as_tuple, one_dim
 from mpgrad.ops.indexing import tensor_split
 from mpgrad.ops.joining import hstack
 from mpgrad.ops.ordering import sort
@@ -231,7 +231,7 @@ def _split_along(name: str, input: Tensor, parts: Any, dim: int, least: int) -> 
             f"{name} requires a tensor with at least {least} dimension, but got a tensor with "
             f"{input.ndim} dimensions!"
         )
-    if isinstance(parts, int) and (parts <= 0 or input.shape[dim] % parts):
+    if isinstance(parts, INTEGERS) and (parts <= 0 or input.shape[dim] % parts):
         raise RuntimeError(
             f"{name} attempted to split along dimension {dim}, but the size of the dimension "
             f"{input.shape[dim]} is not divisible by the split_size {parts}!"
@@ -292,7 +292,7 @@ def broadcast_shapes(*shapes: Any) -> Any:
             raise RuntimeError(
                 f"broadcast_shapes(): shapes are ints or tuples of them, not {shape!r}"
             )
-    return Size(broadcast_shape(*((s,) if isinstance(s, int) else tuple(s) for s in shapes)))
+    return Size(broadcast_shape(*(as_tuple(s) for s in shapes)))
 
 
 def sum_to_size(input: Tensor, *size: Any) -> Tensor:
@@ -301,7 +301,7 @@ def sum_to_size(input: Tensor, *size: Any) -> Tensor:
     Raises:
         RuntimeError: it could not.
     """
-    wanted = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
+    wanted = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], INTEGERS) else tuple(size)
     if not wanted:
         return sum_over(input)
     lead = input.ndim - len(wanted)

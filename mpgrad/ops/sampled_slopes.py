@@ -10,7 +10,7 @@ import numpy as np
 
 from mpgrad.ops.arithmetic import add, div, mul, neg, reciprocal, sub
 from mpgrad.ops.device_moves import beside
-from mpgrad.ops.dimensions import one_dim
+from mpgrad.ops.dimensions import as_tuple, one_dim
 from mpgrad.ops.indexing import narrow
 from mpgrad.ops.promotion import floating
 from mpgrad.ops.shape import cat, reshape
@@ -36,7 +36,7 @@ def gradient(
             not fit.
     """
     x = floating(input)
-    dims = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    dims = range(x.ndim) if dim is None else as_tuple(dim)
     places = [one_dim(d, x.ndim) for d in dims]
     if edge_order not in (1, 2):
         raise RuntimeError("torch.gradient only supports edge_order=1 and edge_order=2.")

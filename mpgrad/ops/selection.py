@@ -14,7 +14,7 @@ from mpgrad.ops.arithmetic import sub
 from mpgrad.ops.choices import where
 from mpgrad.ops.comparison import logical_xor
 from mpgrad.ops.device_moves import beside
-from mpgrad.ops.dimensions import one_dim
+from mpgrad.ops.dimensions import as_tuple, one_dim
 from mpgrad.ops.indexing import diagonal as diagonal_of
 from mpgrad.ops.indexing import (
     diagonal_scatter,
@@ -120,8 +120,8 @@ def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
     """
     if dims is None:
         return reshape(roll(reshape(input, -1), shifts, 0), input.shape)
-    steps = (shifts,) if isinstance(shifts, int) else tuple(shifts)
-    along = (dims,) if isinstance(dims, int) else tuple(dims)
+    steps = as_tuple(shifts)
+    along = as_tuple(dims)
     if len(steps) != len(along):
         raise RuntimeError(f"shifts and dimensions must align. shifts: {steps}, dims: {along}")
     rolled = input

@@ -16,6 +16,7 @@ from mpgrad.ops.convolution import conv2d
 from mpgrad.ops.convolution_variants import check_dims, conv_transpose2d
 from mpgrad.ops.creation import zeros
 from mpgrad.ops.device_moves import beside
+from mpgrad.ops.dimensions import INTEGERS, is_given
 from mpgrad.ops.indexing import index_select, narrow, take_along_axis
 from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d, window_means
 from mpgrad.ops.promotion import cast
@@ -33,8 +34,8 @@ def triple(value: Any) -> Triple:
     Raises:
         RuntimeError: it is neither one number nor three.
     """
-    if isinstance(value, int):
-        return value, value, value
+    if isinstance(value, INTEGERS):
+        return (int(value),) * 3
     if len(value) == 1:
         return (int(value[0]),) * 3
     if len(value) != 3:
@@ -198,7 +199,7 @@ def _check_volume(name: str, input: Tensor) -> None:
 
 
 def _steps(stride: Any, kernel: Triple) -> Triple:
-    return kernel if stride is None or stride in ([], ()) else triple(stride)
+    return triple(stride) if is_given(stride) else kernel
 
 
 def max_pool3d(

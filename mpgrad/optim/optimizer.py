@@ -85,8 +85,20 @@ class Optimizer(WithHooks):
             )
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a dict of "params" and the options in which it differs from the defaults."""
+        """Add a dict of "params" and the options in which it differs from the defaults.
+
+        Raises:
+            TypeError: it is no dict, or its parameters are no Tensors, or have no order.
+            ValueError: a parameter is no leaf, or the optimizer has it already.
+        """
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group must be a dict, but got {type(param_group)}")
         params = param_group["params"]
+        if isinstance(params, set):
+            raise TypeError(
+                "optimizer parameters need to be organized in ordered collections, but the "
+                "ordering of tensors in sets will change between runs. Please use a list instead."
+            )
         group = {**self.defaults, **param_group}
         group["params"] = [params] if isinstance(params, Tensor) else list(params)
         if any(isinstance(parameter, tuple) for parameter in group["params"]):

@@ -68,7 +68,7 @@ class RMSprop(ElementwiseOptimizer):
         super().__init__(params, options, **implementation)
 
     def _initial(self, group: ParamGroup) -> dict[str, float]:
-        names = ["square_avg"] + ["momentum_buffer"] * (group["momentum"] > 0)
+        names = ["square_avg"] + ["momentum_buffer"] * bool(group["momentum"] > 0)
         return dict.fromkeys(names + ["grad_avg"] * group["centered"], 0.0)
 
     def _move(self, array: Array, grad: Array, kept: dict[str, Any], group: ParamGroup) -> None:
