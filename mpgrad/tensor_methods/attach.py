@@ -112,6 +112,21 @@ _INFIX: dict[str, Callable[..., Tensor]] = {
     "lshift": bit_patterns.bitwise_left_shift,
     "rshift": bit_patterns.bitwise_right_shift,
 }
+#: The methods behind ``+=`` and its kin.
+_IN_PLACE = {
+    "add": "add_",
+    "sub": "sub_",
+    "mul": "mul_",
+    "truediv": "div_",
+    "floordiv": "floor_divide_",
+    "mod": "remainder_",
+    "pow": "pow_",
+    "and": "bitwise_and_",
+    "or": "bitwise_or_",
+    "xor": "bitwise_xor_",
+    "lshift": "bitwise_left_shift_",
+    "rshift": "bitwise_right_shift_",
+}
 _COMPARISONS = {
     "__eq__": comparison.eq,
     "__ne__": comparison.ne,
@@ -368,6 +383,8 @@ def _attach() -> None:
     ):
         for name, member in table.items():
             setattr(Tensor, name, member)
+    for name, method in _IN_PLACE.items():
+        setattr(Tensor, f"__i{name}__", _infix(getattr(Tensor, method)))
     Node.__call__ = call_node  # type: ignore[method-assign]
     engine_slot.load = _load_engine
 

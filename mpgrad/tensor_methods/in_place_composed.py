@@ -84,7 +84,3 @@ METHODS: dict[str, Callable[..., Any]] = {
     for name in names.split()
 }
 METHODS["conj_physical_"] = _composed(complex_numbers.conj)
-METHODS |= {
-    "__ilshift__": METHODS["bitwise_left_shift_"],
-    "__irshift__": METHODS["bitwise_right_shift_"],
-}
