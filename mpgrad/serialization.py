@@ -10,7 +10,7 @@ import os
 import pickle
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from typing import IO, Any
@@ -92,7 +92,7 @@ def _replacing(path: str | PathLike[str]) -> Iterator[IO[bytes]]:
 
 def load(
     f: File,
-    map_location: Device | str | Mapping[str, Device | str] | None = None,
+    map_location: Device | str | Mapping[str, Device | str] | Callable[..., Any] | None = None,
     *,
     weights_only: bool = True,
 ) -> Any:
@@ -100,8 +100,10 @@ def load(
 
     Args:
         f: a path, or a file open for reading bytes.
-        map_location: the device of all tensors, or a dictionary of devices by name. A tensor whose
-            device is not in it goes to the device that it was saved from.
+        map_location: the device of all tensors, or a dictionary of devices by name; a tensor whose
+            device is not in it goes to the device that it was saved from. Or a function that gets
+            a storage on the host and the name of that device, and returns the storage, one on
+            another device, or None for the device by name.
         weights_only: refuse everything but tensors, numbers, strings and plain containers. Without
             it the file may run any code: use it only for files that you trust.
 

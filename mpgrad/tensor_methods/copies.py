@@ -14,6 +14,7 @@ import numpy as np
 
 from mpgrad.base.thread_state import PerThread
 from mpgrad.devices.device_arrays import moved, on_host, usable
+from mpgrad.tensor_methods.storages import UntypedStorage
 from mpgrad.tensors import storage
 from mpgrad.tensors.tensor import Tensor
 
@@ -85,7 +86,7 @@ def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool, device: str 
     Raises:
         RuntimeError: there is no such device here.
     """
-    place = _locations.mapped(device)
+    place = _locations.mapped(device, array)
     usual = np.dtype(array.dtype.type)
     if usual == array.dtype:
         # A pickle gives a dtype of its own, and the next pickle would write it once more.
@@ -108,9 +109,12 @@ class _Locations(PerThread):
 
     chosen: Any = None
 
-    def mapped(self, device: str) -> str:
+    def mapped(self, device: str, array: Array) -> str:
         if self.chosen is None:
             return device
+        if callable(self.chosen):
+            found = self.chosen(UntypedStorage(Tensor(array)), device)
+            return device if found is None else str(found.device)
         if isinstance(self.chosen, Mapping):
             return str(self.chosen.get(device, device))
         return str(self.chosen)
@@ -121,7 +125,7 @@ _locations = _Locations()
 
 @contextmanager
 def mapped_locations(chosen: Any) -> Iterator[None]:
-    """Put tensors unpickled inside on ``chosen``: a device, or a dictionary of devices by name."""
+    """Put tensors unpickled inside on ``chosen``, which is as in ``mg.load``."""
     before, _locations.chosen = _locations.chosen, chosen
     try:
         yield

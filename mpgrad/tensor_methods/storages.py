@@ -32,6 +32,14 @@ class UntypedStorage:
         """Whether it lies on a GPU."""
         return self.device.type == "cuda"
 
+    def cpu(self) -> UntypedStorage:
+        """In the memory of the host."""
+        return type(self)(self._tensor.to("cpu"))
+
+    def cuda(self, device: Any = None) -> UntypedStorage:
+        """On a GPU: that one, or the thread's current one."""
+        return type(self)(self._tensor.cuda(device))
+
     def data_ptr(self) -> int:
         """The address of the first byte."""
         return address(self._tensor._array)

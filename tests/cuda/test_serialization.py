@@ -40,6 +40,19 @@ def test_a_state_dict_comes_back(tmp_path: Path) -> None:
     network.load_state_dict(loaded["network"])
 
 
+def test_a_function_may_say_where_tensors_go() -> None:
+    seen: list[Any] = []
+
+    def here(storage: Any, location: str) -> Any:
+        seen.append((len(storage), location))
+        return storage
+
+    for function in (here, lambda storage, location: None, lambda storage, location: storage.cpu()):
+        loaded = through_a_file({"x": mg.arange(3)}, map_location=function)
+        assert loaded["x"].tolist() == [0, 1, 2]
+    assert seen == [(24, "cpu")]
+
+
 def test_what_a_tensor_keeps() -> None:
     x = mg.tensor(np.arange(6.0).reshape(2, 3), requires_grad=True)
     values = {
