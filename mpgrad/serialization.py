@@ -22,6 +22,8 @@ __all__ = ["load", "save"]
 
 File = str | PathLike[str] | IO[bytes]
 
+#: Of pickles: the first one that writes large arrays without a copy.
+PROTOCOL = 5
 #: What pickle raises for bytes that it did not write.
 _DAMAGE = (
     pickle.UnpicklingError,
@@ -46,7 +48,13 @@ _HARMLESS = {
 }
 
 
-def save(obj: Any, f: File) -> None:
+def save(
+    obj: Any,
+    f: File,
+    pickle_module: Any = None,
+    pickle_protocol: int = PROTOCOL,
+    _use_new_zipfile_serialization: bool = True,
+) -> None:
     """Write ``obj`` to a file.
 
     Tensors keep their values, ``requires_grad`` and device; views become independent tensors, and
@@ -55,15 +63,17 @@ def save(obj: Any, f: File) -> None:
     Args:
         obj: a tensor, a ``state_dict``, or anything else that can be pickled.
         f: a path, or a file open for writing bytes.
+        pickle_module, _use_new_zipfile_serialization: accepted, and without effect.
+        pickle_protocol: the version of the pickle.
 
     Raises:
         OSError: the file cannot be written, for instance on a full disk.
     """
     if isinstance(f, str | PathLike):
         with _replacing(f) as file:
-            pickle.dump(obj, file, protocol=5)
+            pickle.dump(obj, file, protocol=pickle_protocol)
     else:
-        pickle.dump(obj, f, protocol=5)
+        pickle.dump(obj, f, protocol=pickle_protocol)
 
 
 @contextmanager
@@ -93,8 +103,10 @@ def _replacing(path: str | PathLike[str]) -> Iterator[IO[bytes]]:
 def load(
     f: File,
     map_location: Device | str | Mapping[str, Device | str] | Callable[..., Any] | None = None,
+    pickle_module: Any = None,
     *,
-    weights_only: bool = True,
+    weights_only: bool | None = True,
+    mmap: bool | None = None,
 ) -> Any:
     """Read a file of :func:`save`.
 
@@ -104,6 +116,7 @@ def load(
             device is not in it goes to the device that it was saved from. Or a function that gets
             a storage on the host and the name of that device, and returns the storage, one on
             another device, or None for the device by name.
+        pickle_module, mmap: accepted, and without effect.
         weights_only: refuse everything but tensors, numbers, strings and plain containers. Without
             it the file may run any code: use it only for files that you trust.
 
@@ -114,8 +127,8 @@ def load(
     """
     if isinstance(f, str | PathLike):
         with open(f, "rb") as file:
-            return _read(file, map_location, weights_only)
-    return _read(f, map_location, weights_only)
+            return _read(file, map_location, weights_only is not False)
+    return _read(f, map_location, weights_only is not False)
 
 
 def _read(file: IO[bytes], map_location: Any, weights_only: bool) -> Any:
