@@ -44,6 +44,7 @@ _HARMLESS = {
         for module, names in (("multiarray", "_reconstruct scalar"), ("numeric", "_frombuffer"))
     },
     "collections": "Counter OrderedDict",
+    "_codecs": "encode",  # bytes in pickles of protocol 2
     "builtins": "set frozenset slice complex bytearray",
 }
 
