@@ -7,6 +7,7 @@ as it would block the user's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -24,26 +25,25 @@ from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.chunks import in_chunks
 from mpgrad.scheduler.plan import plan
-from mpgrad.scheduler.plan_tables import NodeTaskSpec, Plan
+from mpgrad.scheduler.plan_tables import NodeTaskSpec, OutputSpec, Plan
 from mpgrad.wire.codec import encode
 from simulation.calling_thread import CallingThread
 from simulation.expectations import INTERRUPTED, require
 from simulation.known_coordinator import DrawnInterrupts, NotMade
+from simulation.own_tasks import OwnTasks
 from simulation.path_counts import (
     Content,
     TracedGraph,
     Value,
-    add,
     pack,
-    run_members,
 )
 from simulation.random_graphs import publish_anywhere
 from simulation.simulated_memory import UNKNOWN_BLOCK
+from simulation.situations import CALLER_FAILED, CALLER_RAN
 from simulation.task_values import (
     RuleRaised,
     check_captures,
     is_on_host,
-    may_run_ahead,
     refuse_lost_memory,
     run_program,
 )
@@ -52,7 +52,7 @@ from simulation.transport import MemoryDealer
 if TYPE_CHECKING:
     from simulation.world import World
 
-TASK_US_MAX = 100
+TASK_US_MAX, OWN_US_MAX = 100, 3000
 Seeds: TypeAlias = tuple[tuple[int, int, int, GradientRef], ...]
 #: The content that the caller writes into a result of which it is the only holder.
 ADOPTED: Content = (-2, -2)
@@ -70,8 +70,8 @@ class Caller:
         self._session: Session | None = None
         self._dealer: MemoryDealer | None = None
         self._plans: dict[int, Plan] = {}
-        #: Graphs whose first task ran here before they were submitted.
-        self._ran_ahead: set[int] = set()
+        #: By graph: the tasks that run here without a dispatch.
+        self._own: dict[int, OwnTasks] = {}
         #: Serial position of the last client task of each graph: hooks keep their order.
         self._last_position: dict[int, int] = {}
         #: Blocks of the client's arena that a running graph may still read.
@@ -214,12 +214,15 @@ class Caller:
             task._replace(payload=(program, number)) for number, task in enumerate(planned.tasks)
         ]
         seeds = self._seeds(name, graph, planned)
-        done = int(may_run_ahead(graph, planned) and rng.random() < 0.7)
-        if done:
-            seeds = self._run_ahead(name, graph, planned, seeds)
+        own = self._own[name] = OwnTasks(graph, planned, rng)
+        if own.meanwhile is not None:
+            world.expected.own[program] = own.meanwhile
+        seeds = tuple(seed for seed in seeds if seed[0] >= own.count)
+        seeds += self._refs(name, own.given_ahead())
         cuts = [len(tasks)]
         if rng.random() < 0.3:
-            cuts = sorted({rng.randint(done, len(tasks)), rng.randint(1, len(tasks)), len(tasks)})
+            first = rng.randint(own.count, len(tasks))
+            cuts = sorted({first, rng.randint(first, len(tasks)), len(tasks)})
         submitted = ev.GraphSubmitted(
             self.peer,
             name,
@@ -227,11 +230,11 @@ class Caller:
             tasks=(),
             seeds=seeds,
             capture_count=len(graph.spec.captures),
-            done=done,
+            done=own.count,
         )
         self._depth += 1
         try:
-            messages = in_chunks(submitted, cuts, partial(self._tables, tasks))
+            messages = self._messages(submitted, cuts, tasks)
             end = self._session.run(messages, partial(self._run_task, depth))
             if isinstance(end, do.CompleteGraph) and not self._is_cut_off:
                 self._check_result(name, end)
@@ -263,18 +266,40 @@ class Caller:
             )
         )
 
-    def _run_ahead(self, name: int, graph: TracedGraph, planned: Plan, seeds: Seeds) -> Seeds:
-        """Run task 0 in this process; return the other seeds and its outputs."""
-        self._ran_ahead.add(name)
-        sums: list[Value | None] = [None] * len(planned.tasks[0].places)
-        for (task, slot, _), value in zip(planned.seeds, graph.seeds, strict=True):
-            if task == 0:
-                sums[slot] = add(sums[slot], value)
-        outputs = planned.tasks[0].outputs
-        values = run_members(graph, planned.groups[0], planned.slots[0], sums, len(outputs))
-        return tuple(seed for seed in seeds if seed[0] != 0) + tuple(
+    def _messages(
+        self, submitted: ev.GraphSubmitted, cuts: list[int], tasks: list[NodeTaskSpec]
+    ) -> Iterator[ev.GraphSubmitted | ev.GraphExtended]:
+        """As ``engine.handover``: the tables, then what the caller's own task gives."""
+        name, own = submitted.graph, self._own[submitted.graph]
+        yield from in_chunks(submitted, cuts, partial(self._tables, tasks))
+        if own.meanwhile is None:
+            return
+        given, step = self._run_meanwhile(name, own)
+        if given or step is not None:
+            failed = None if step is None else (own.meanwhile, step)
+            yield ev.GraphExtended(self.peer, name, (), True, given, failed)
+
+    def _run_meanwhile(self, name: int, own: OwnTasks) -> tuple[Seeds, int | None]:
+        """Run the caller's own task: what it gives to others, and the step that raised."""
+        assert self._session is not None
+        world, step, given = self._world, None, Seeds()
+        try:
+            with self._session.interrupts.user_code():
+                self._thread.sleep(1 + int(OWN_US_MAX * world.rng.random()))
+            given = self._refs(name, own.run_meanwhile())
+        except KeyboardInterrupt:
+            world.expected.interrupted.add(world.expected.number_of(self.peer, name))
+            step = 0
+        except RuleRaised as error:
+            step = error.step
+        own.has_failed = step is not None
+        world.coordinator.situations.seen[CALLER_FAILED if own.has_failed else CALLER_RAN] += 1
+        return given, step
+
+    def _refs(self, name: int, given: Iterable[tuple[OutputSpec, Value | None]]) -> Seeds:
+        return tuple(
             (output.task, output.slot, output.place, self._own_ref(name, value, output.nbytes))
-            for output, value in zip(outputs, values, strict=True)
+            for output, value in given
         )
 
     def _own_ref(
@@ -370,11 +395,8 @@ class Caller:
         if self._is_cut_off:
             return ()
         inputs = [ref for slot in dispatch.inputs for ref in slot if isinstance(ref, Block)]
-        kept = tuple(
-            block
-            for block in inputs
-            if block.arena == ENGINE_ARENA and self._world.rng.random() < 0.2
-        )
+        shared = [block for block in inputs if block.arena == ENGINE_ARENA]
+        kept = tuple([block for block in shared if self._world.rng.random() < 0.2])
         for block in kept:
             self._hold(block)
         return kept
@@ -382,7 +404,9 @@ class Caller:
     # ------------------------------------------------------------------ results
 
     def _check_result(self, name: int, end: do.CompleteGraph) -> None:
-        check_captures(self._world, name, self.graphs[name], end)
+        own = self._own[name]
+        if not own.has_failed:
+            check_captures(self._world, name, self.graphs[name], end, own.results)
         for ref, is_exclusive in zip(end.captures, end.exclusive, strict=True):
             if isinstance(ref, Block):
                 if is_counted(ref) and self._world.memory.is_lost(ref):
@@ -392,8 +416,8 @@ class Caller:
                     # The caller adds to its own result in place: nobody may see that.
                     self._world.memory.overwrite(ref, ADOPTED)
                 self._hold(ref)
-        tasks, done = self._plans[name].tasks, int(name in self._ran_ahead)
-        on_workers = [at for at, task in enumerate(tasks) if at >= done and not task.on_client]
+        tasks = enumerate(self._plans[name].tasks)
+        on_workers = [at for at, task in tasks if at >= own.count and not task.on_client]
         ran = sorted(number for number, *_ in end.ran)
         require(ran == on_workers, f"graph {name} reports tasks {ran} of workers, not {on_workers}")
 

@@ -67,6 +67,8 @@ class Expectations:
         self.has_given_up = False
         #: Programs with gradients in the memory of a GPU worker that died.
         self.bereaved: set[int] = set()
+        #: By program: the task that its caller runs while the workers run others.
+        self.own: dict[int, int] = {}
         self._numbers: dict[tuple[str, int], int] = {}
         self._ended: set[int] = set()
         self._runs: set[tuple[int, int, int]] = set()
@@ -117,23 +119,36 @@ class Expectations:
         if isinstance(end, do.FailGraph):
             require(self._is_planted(number, end), f"nobody planted this failure: {end}")
             return
-        graph = self.programs[number].graph
-        require(not graph.raising, f"graph {end.graph} completes, but a rule of it raises")
+        _, _, graph, plan = self.programs[number]
+        # The caller knows of its own error, even if the graph is complete without that task.
+        own = (
+            {member.node for member in plan.groups[self.own[number]]} if number in self.own else ()
+        )
+        raising = sorted(set(graph.raising).difference(own))
+        require(not raising, f"graph {end.graph} completes, but rules of it raise: {raising}")
         fatal = [task for program, task in sorted(self._fatal) if program == number]
         require(not fatal, f"graph {end.graph} completes in spite of its tasks {fatal}")
 
     def _is_planted(self, number: int, end: do.FailGraph) -> bool:
         if end.kind == "error" and end.error == MEMORY_IS_LOST:
             return number in self.bereaved
-        if end.kind == "error" and end.error == INTERRUPTED:
-            return number in self.interrupted
+        own = self.own.get(number, -1)
+        was_own = end.task == own and end.error == b""
+        if end.kind == "error" and (end.error == INTERRUPTED or was_own):
+            if number in self.interrupted:
+                return True
+            if not was_own:
+                return False
         if end.kind == "error":
             _, _, graph, plan = self.programs[number]
-            found = {at: (node, task, step) for at, node, task, step in _errors(graph, plan)}
+            errors = _errors(graph, plan, own=own)
+            found = {at: (node, task, step) for at, node, task, step in errors}
             # The first one. But user code after an error does not run, even if a task with Nodes
             # before the error waits for it: then a later error may be the first.
             first = {min(found)} if found else set()
-            first.update(at for at in found if at == min(_positions(graph, plan, at), default=-1))
+            first.update(
+                at for at in found if at == min(_positions(graph, plan, at, own), default=-1)
+            )
             # If it was ended early for another reason, the first error may not have occurred.
             ended_early = (
                 self.is_memory_short
@@ -141,9 +156,11 @@ class Expectations:
                 or number in self.bereaved
                 or number in self.interrupted
                 or self._has_fatal(number)
+                or (own >= 0 and _first_raising(graph, plan.groups[own]) is not None)
             )
             return any(
-                (end.task, end.step) == (task, step) and end.error == error_text(node, task)
+                (end.task, end.step) == (task, step)
+                and end.error == (b"" if task == own else error_text(node, task))
                 for at, (node, task, step) in found.items()
                 if ended_early or at in first
             )
@@ -156,13 +173,13 @@ class Expectations:
         return end.kind == "cancelled" and number in self.cancelled
 
 
-def _positions(graph: TracedGraph, plan: Plan, last: int) -> list[int]:
+def _positions(graph: TracedGraph, plan: Plan, last: int, own: int) -> list[int]:
     """Serial positions of the rules that raise if no user code behind position ``last`` runs."""
-    return [at for at, *_ in _errors(graph, plan, last)]
+    return [at for at, *_ in _errors(graph, plan, last, own)]
 
 
 def _errors(
-    graph: TracedGraph, plan: Plan, last: int = NOBODY
+    graph: TracedGraph, plan: Plan, last: int = NOBODY, own: int = -1
 ) -> Iterator[tuple[int, int, int, int]]:
     """The rules that raise if every task runs that can: serial position, Node, task, step.
 
@@ -172,6 +189,7 @@ def _errors(
         graph: the graph, with the rules that raise.
         plan: its tasks.
         last: client tasks with a later serial position do not run.
+        own: the task that the caller runs by itself; it publishes nothing before its end.
     """
     #: Tasks that never begin; and for each that raises, the step and its earlier publications.
     stopped: set[int] = set()
@@ -192,10 +210,10 @@ def _errors(
             continue
         step = _first_raising(graph, plan.groups[task])
         if step is not None:
-            gives = not plan.tasks[task].on_client
+            gives = not plan.tasks[task].on_client and task != own
             raised[task] = step, _published(plan.groups[task], step) if gives else set()
             # Both halves of a Node may raise: the plan says which of them comes first.
-            position = (spec.position, *spec.inner_positions)[step]
+            position = spec.positions[step]
             yield position, plan.groups[task][step].node, task, step
 
 

@@ -41,6 +41,8 @@ MEMORY_RETURNED = "a GPU worker was told that its blocks are free"
 BEREAVED = "a GPU worker died, and gradients of a graph with it"
 PEER_READ = "a GPU worker read what another one had made"
 PARTS_JOINED = "a task joined a gradient that came in parts"
+CALLER_RAN = "a caller ran a task while workers ran others"
+CALLER_FAILED = "a caller's task failed while workers ran others"
 
 ALL_SITUATIONS = frozenset(
     {
@@ -65,6 +67,8 @@ ALL_SITUATIONS = frozenset(
         BEREAVED,
         PEER_READ,
         PARTS_JOINED,
+        CALLER_RAN,
+        CALLER_FAILED,
     }
 )
 

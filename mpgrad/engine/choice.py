@@ -42,7 +42,9 @@ def too_small(frozen: FrozenGraph, workers: int, message_us: float) -> Choice | 
     work_us = sum([spec.cost_us for spec in frozen.spec.nodes])
     if workers < 2:
         return Choice("local", "one CPU worker would not be faster than this process")
-    least_us = tuning.BACKWARD_MESSAGES * message_us + work_us / workers
+    # The calling thread takes part, and works in the time of the messages, too.
+    messages_us = tuning.BACKWARD_MESSAGES * message_us
+    least_us = messages_us + (work_us - messages_us) / workers
     if least_us * tuning.MARGIN >= work_us:
         return Choice("local", f"only {work_us:.0f} us of work")
     return None
@@ -64,15 +66,18 @@ def predict(planned: Plan, workers: int, message_us: float) -> Prediction:
     """The makespans of both modes.
 
     In ``local`` it is the work. In workers it is the largest of three: the critical path, an equal
-    share of the work, and the serial tasks of the client; each with its messages.
+    share of the work, and the serial tasks of the client; each with its messages. If the calling
+    thread takes part, it also works in their time.
 
     Graham's bound for list scheduling (Graham, "Bounds for certain multiprocessing anomalies",
     1966) says that the real makespan is at most twice this; with many tasks it is close.
     """
-    share_us = (planned.work_us + len(planned.tasks) * message_us) / workers
+    messages_us = tuning.BACKWARD_MESSAGES * message_us
+    work_us = planned.work_us - (messages_us if planned.callers >= 0 else 0.0)
+    share_us = (work_us + len(planned.tasks) * message_us) / workers
     client_us = sum([task.cost_us for task in planned.tasks if task.on_client])
     longest_us = max(planned.critical_path_us + message_us, share_us, client_us)
-    return Prediction(planned.work_us, tuning.BACKWARD_MESSAGES * message_us + longest_us)
+    return Prediction(planned.work_us, messages_us + longest_us)
 
 
 class _Sample(NamedTuple):

@@ -1,11 +1,11 @@
-"""ClientWorker: runs the NodeTasks of the client: hooks, and Functions that may not be shipped.
-
-It uses the executor, the inputs and the form of reply of a worker."""
+"""ClientWorker: runs the NodeTasks of the client: hooks, Functions that may not be shipped, and the
+part of the calling thread. It uses the inputs and the form of reply of a worker."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -18,19 +18,24 @@ from mpgrad.base.handles import ENGINE_ARENA, Block, GradientRef
 from mpgrad.dispatch.operator_call import cpu
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.client_changes import ReadsOfWorkers, StaleSaved
-from mpgrad.engine.handover import Handover
+from mpgrad.engine.handover import Handover, RunOwn
+from mpgrad.engine.learning import durations_us
+from mpgrad.engine.local import claim
+from mpgrad.engine.own_tasks import OwnTask
 from mpgrad.engine.placement import Placed
 from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.node import InputMetadata
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
-from mpgrad.scheduler.plan_tables import Member
+from mpgrad.scheduler.plan_tables import CAPTURE, Member
 from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.tensors.storage import adopt, watched
 from mpgrad.workers.executor import NodeStep, run_steps
 
 Array: TypeAlias = np.ndarray[Any, Any]
+#: A gradient that flows into a task: task, slot, place, reference.
+Given: TypeAlias = tuple[int, int, int, GradientRef]
 
 
 class ClientWorker:
@@ -57,8 +62,8 @@ class ClientWorker:
         self._frozen, self._graph, self._planned = placed.frozen, graph, graph.plan
         self._reads = ReadsOfWorkers(placed) if placed.code else None
         self._handover, self._arena = handover, arena
-        #: The exception of the last failed task.
-        self.error: BaseException | None = None
+        #: The exceptions of failed tasks.
+        self.errors: dict[int, BaseException] = {}
         #: Whether any of these tasks has begun: it is user code, which must not run twice.
         self.has_begun = False
         #: The Nodes that have not released their saved tensors, in reverse serial order; made when
@@ -66,6 +71,15 @@ class ClientWorker:
         self._unreleased: list[int] | None = None
         #: Made when the first task runs, before any saved tensor is released.
         self._saved: StaleSaved | None = None
+        #: The outputs of task 0, if that ran ahead.
+        self._ahead: list[Any] | None = None
+        #: By the numbers of results: what the calling thread's task has given, and whether nobody
+        #: else holds it.
+        self.results: dict[int, tuple[Any, bool]] = {}
+        #: The Node of that task that raised.
+        self.own_failed: int | None = None
+        #: The Nodes of that task, and the microseconds that each took.
+        self.own_times: list[tuple[int, float]] = []
 
     def release_before(self, node: int) -> None:
         """Release the saved tensors of the Nodes before ``node``, as the serial engine has by then.
@@ -83,7 +97,7 @@ class ClientWorker:
                 self._frozen.nodes[done].release_saved()
 
     def run(self, dispatch: DispatchNodeTask) -> NodeTaskDone | NodeTaskFailed:
-        """Run one task; ``error`` keeps an exception as it is."""
+        """Run one task; ``errors`` keeps an exception as it is."""
         self.has_begun = True
         name = (dispatch.graph, dispatch.task, dispatch.attempt)
         members = self._planned.groups[dispatch.task]
@@ -109,7 +123,7 @@ class ClientWorker:
             if self._reads is not None:
                 self._reads.check(members[-1].node)
         except BaseException as error:
-            self.error = error
+            self.errors[dispatch.task] = error
             return NodeTaskFailed(dispatch.peer, *name, b"", step=failed[-1])
         return NodeTaskDone(dispatch.peer, *name, tuple(refs))
 
@@ -133,7 +147,46 @@ class ClientWorker:
         except Exception:
             return None
         self._note_times(0, ahead.nodes, times, started)
+        self._ahead = outputs
         return [self._handover.gradient(array) for array in outputs]
+
+    def own_task(self) -> RunOwn | None:
+        """What runs the calling thread's task (``Plan.callers``), after ``run_ahead``.
+
+        Returns:
+            None if there is no such task, or if it cannot run here.
+        """
+        if anomaly.enabled or (self._ahead is None and self._planned.opens_alone):
+            return None
+        own = self._graph.callers(self._frozen)
+        return None if own is None else partial(self._run_own, own)
+
+    def _run_own(self, own: OwnTask) -> tuple[list[Given], int | None]:
+        """Run it while the workers run theirs.
+
+        It is code that workers could run, so it may run again after the coordinator's death. Saved
+        tensors stay until the graph has ended.
+        """
+        times, started = list[float](), perf_counter()
+        try:
+            with blas_limit(self._blas_threads), self._user_code(), watched() as changed:
+                outputs = claim(own.gradients(self._frozen, times, self._ahead or ()))
+            if changed:
+                StaleSaved(self._frozen).check(own.nodes[-1], changed)
+        except BaseException as error:
+            self.errors[own.task] = error
+            self.own_failed = own.members[min(len(times) // 2, len(own.members) - 1)]
+            return [], self.own_failed
+        self._note_times(own.task, own.nodes, times, started)
+        self.own_times = list(zip(own.nodes, durations_us(times), strict=True))
+        given: list[Given] = []
+        for output, result in zip(self._planned.tasks[own.task].outputs, outputs, strict=True):
+            if output.task == CAPTURE:
+                self.results[output.slot] = result
+            else:
+                ref = self._handover.gradient(result[0])
+                given.append((output.task, output.slot, output.place, ref))
+        return given, None
 
     def _run_steps(
         self,

@@ -184,7 +184,8 @@ def explain(placed: Placed, planned: Plan, mode: str, why: str) -> Explanation:
     nodes, edges = [], []
     for at, index in enumerate(spec.order):
         node = spec.nodes[index]
-        where = "client" if node.on_client or mode == "local" else "worker"
+        is_own = planned.task_of[index] == planned.callers
+        where = "client" if node.on_client or is_own or mode == "local" else "worker"
         nodes.append(
             ExplainedNode(
                 node.name, planned.task_of[index], where, node.cost_us, reason(placed, index)

@@ -29,7 +29,7 @@ def cause_of(
     Args:
         outcome: the coordinator's last message about the graph.
         frozen, planned: the graph.
-        client_error: the exception of the last failed task of the client, unchanged.
+        client_error: the exception of that task, if the client has run it.
     """
     if outcome.kind == "error":
         members = planned.groups[outcome.task]

@@ -32,7 +32,7 @@ from mpgrad.engine.spot_checks import SpotChecks, can_travel
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.scheduler.chunks import SMALL_GRAPH, chunk_ends, in_chunks
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
-from mpgrad.scheduler.plan_tables import NodeTaskSpec
+from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec
 from mpgrad.shipping.attributes import pack_attributes
 from mpgrad.shipping.decision import ShippedCode
 from mpgrad.shm.arena import client_arena
@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 Array: TypeAlias = np.ndarray[Any, Any]
 
 T = TypeVar("T")
+#: Runs the calling thread's task. Returns what flows into other tasks (task, slot, place,
+#: reference), and the Node of the task that raised, if one did.
+RunOwn: TypeAlias = Callable[[], tuple[list[tuple[int, int, int, GradientRef]], int | None]]
 
 #: The bytes of all programs of a graph that travel inside its message.
 PROGRAMS_INLINE_BYTES = 16 << 10
@@ -103,9 +106,17 @@ class Handover(PackedArrays):
     # ------------------------------------------------------------------ messages
 
     def messages(
-        self, peer: str, graph: int, depth: int, workers: int, ahead: Sequence[GradientRef] | None
+        self,
+        peer: str,
+        graph: int,
+        depth: int,
+        workers: int,
+        ahead: Sequence[GradientRef] | None,
+        run_own: RunOwn | None = None,
     ) -> Iterator[GraphSubmitted | GraphExtended]:
         """The messages that submit the graph: first enough tasks for each worker, then more.
+
+        The last one has what the calling thread's task gives; it runs before that is asked for.
 
         Args:
             peer: the session that submits it.
@@ -113,13 +124,16 @@ class Handover(PackedArrays):
             depth: the number of backwards that it runs inside of.
             workers: the number of workers that wait for it.
             ahead: the outputs of task 0, if that has already run.
+            run_own: runs the calling thread's task; None if it has none.
         """
-        planned, done = self._graph.plan, int(ahead is not None)
+        planned = self._graph.plan
+        done = int(ahead is not None) + int(run_own is not None)
         gradients = [
             (output.task, output.slot, output.place, ref)
             for output, ref in zip(
-                planned.tasks[0].outputs if done else (), ahead or (), strict=True
+                planned.tasks[0].outputs if ahead is not None else (), ahead or (), strict=True
             )
+            if output.task >= done or output.task == CAPTURE
         ]
         gradients += [
             (*where, self.gradient(seed))
@@ -130,6 +144,11 @@ class Handover(PackedArrays):
         captures = len(self._frozen.sinks)
         submitted = GraphSubmitted(peer, graph, depth, (), tuple(gradients), captures, done=done)
         yield from in_chunks(submitted, ends, self._tables)
+        if run_own is not None:
+            given, failed = run_own()
+            if given or failed is not None:
+                blamed = None if failed is None else (planned.callers, failed)
+                yield GraphExtended(peer, graph, (), True, tuple(given), blamed)
 
     def _tables(self, start: int, stop: int, done: int) -> tuple[NodeTaskSpec, ...]:
         """The tables of tasks ``start`` to ``stop``; who runs the first ``done`` needs nothing."""

@@ -20,8 +20,8 @@ from mpgrad.base.handles import ENGINE_ARENA, Block, is_counted
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.engine_statistics import Counters
 from mpgrad.engine.failure import cause_of
-from mpgrad.engine.handover import Handover
-from mpgrad.engine.learning import learn, that_ran
+from mpgrad.engine.handover import Handover, RunOwn
+from mpgrad.engine.learning import learn, teach, that_ran
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed
 from mpgrad.engine.preparation import PreparedGraph
@@ -90,18 +90,26 @@ def run_in_workers(
                 options.blas_threads,
             )  # fmt: skip
             ahead = client.run_ahead()
-            depth = running.depth if running is not None else 0
-            messages = handover.messages(session.peer, number, depth, session.workers, ahead)
             profiled = None if recording is None else _Profiled(recording, session, planned)
+            run_own = client.own_task()
+            if profiled is not None and run_own is not None:
+                run_own = profiled.watching(run_own)
+            depth = running.depth if running is not None else 0
+            messages = handover.messages(
+                session.peer, number, depth, session.workers, ahead, run_own
+            )
             messages = messages if profiled is None else profiled.watched(messages)
             with session.interrupts.deferred():  # until the results have a holder
                 outcome = _run(session, messages, client, planned, options)
                 kept = session.kept_of(number)
                 if isinstance(outcome, CompleteGraph):
-                    results = _open_results(sessions, session, frozen, outcome, handover)
+                    results = _open_results(
+                        sessions, session, frozen, outcome, handover, client.results
+                    )
                     is_complete = True
+            outcome = _with_own_failure(outcome, planned, client.own_failed)
             if isinstance(outcome, CompleteGraph):
-                _learn(frozen, graph, handover, outcome)
+                _learn(frozen, graph, handover, outcome, client)
                 if profiled is not None:
                     profiled.note(frozen, handover, outcome)
             counters.note(handover, outcome, len(planned.tasks))
@@ -136,6 +144,17 @@ def _run(
         raise
 
 
+def _with_own_failure(outcome: Outcome, planned: Plan, failed: int | None) -> Outcome:
+    """What the serial engine would have met first: ``outcome``, or the failure of the calling
+    thread's task, of which Node ``failed`` has raised."""
+    if failed is None:
+        return outcome
+    own = FailGraph(outcome.peer, outcome.graph, "error", planned.callers, b"", failed)
+    if not isinstance(outcome, FailGraph) or outcome.kind != "error":
+        return own
+    return min(own, outcome, key=lambda end: planned.tasks[end.task].positions[end.step])
+
+
 def _failure(
     outcome: FailGraph,
     placed: Placed,
@@ -146,7 +165,7 @@ def _failure(
 ) -> BaseException:
     """The exception of a graph that failed, with the graph as the serial engine leaves it."""
     frozen = placed.frozen
-    error = cause_of(outcome, frozen, planned, client.error)
+    error = cause_of(outcome, frozen, planned, client.errors.get(outcome.task))
     if outcome.kind == "error":
         node = planned.groups[outcome.task][outcome.step].node
         if failed:
@@ -182,8 +201,13 @@ def _open_results(
     frozen: FrozenGraph,
     outcome: CompleteGraph,
     handover: Handover,
+    own: dict[int, tuple[Any, bool]],
 ) -> list[tuple[Any, bool]]:
-    """The captures as arrays; blocks of the engine's arena become leases of ``session``."""
+    """The captures as arrays; blocks of the engine's arena become leases of ``session``.
+
+    Args:
+        own: those that the calling thread has computed, by number.
+    """
     opened: dict[Block, Array] = {}
     results: list[tuple[Any, bool]] = []
     try:
@@ -205,21 +229,29 @@ def _open_results(
                     if is_counted(ref):  # a GPU worker's: copied, since it dies with it
                         session.to_release.append(ref)
                     results.append((handover.open(ref, meta), True))
+            for number, result in own.items():
+                results[number] = result
     except ProtocolError as error:
         raise session.distrust(error) from error
     return results
 
 
 def _learn(
-    frozen: FrozenGraph, graph: PreparedGraph, handover: Handover, outcome: CompleteGraph
+    frozen: FrozenGraph,
+    graph: PreparedGraph,
+    handover: Handover,
+    outcome: CompleteGraph,
+    client: ClientWorker,
 ) -> None:
     """Learn the costs of Nodes from the times of tasks, where that matters."""
-    known, took_us = frozen.remembered, sum([ran[2] for ran in outcome.ran])
+    own_us = sum([took_us for _, took_us in client.own_times])
+    known, took_us = frozen.remembered, sum([ran[2] for ran in outcome.ran], own_us)
     is_surprise = known is not None and known.is_surprised_by(took_us)
     if is_surprise:
         graph.grow_young()
     if is_surprise or handover.learns:
         learn(frozen, graph.plan, outcome)
+        teach(frozen, client.own_times)
 
 
 class _Profiled:
@@ -234,6 +266,8 @@ class _Profiled:
     def __init__(self, recording: Recording, session: Session, planned: Plan) -> None:
         self._recording, self._planned, self._began = recording, planned, perf_counter()
         self._run = current_run()
+        #: The end of the hand-over, then that of the calling thread's task.
+        self._waits_from: float | None = None
         recording.coordinator_pid = session.coordinator.pid
         if len(recording.worker_pids) < session.workers:
             recording.worker_pids = dict(enumerate(session.processes().worker_pids))
@@ -244,10 +278,26 @@ class _Profiled:
     def watched(self, messages: Iterator[T]) -> Iterator[T]:
         """``messages``; notes when the last one was made."""
         yield from messages
-        submitted = perf_counter()
-        self._recording.note("hand over", ENGINE, self._began, submitted)
-        if self._run is not None:
-            self._run.submitted = submitted
+        self._note_submission()
+
+    def watching(self, run_own: RunOwn) -> RunOwn:
+        """``run_own``; it is no part of the hand-over, nor of the waiting behind it."""
+
+        def run() -> Any:
+            self._note_submission()
+            try:
+                return run_own()
+            finally:
+                self._waits_from = perf_counter()
+
+        return run
+
+    def _note_submission(self) -> None:
+        if self._waits_from is None:
+            self._waits_from = submitted = perf_counter()
+            self._recording.note("hand over", ENGINE, self._began, submitted)
+            if self._run is not None:
+                self._run.submitted = submitted
 
     def note(self, frozen: FrozenGraph, handover: Handover, outcome: CompleteGraph) -> None:
         """When workers ran which Nodes; the waiting is over."""
@@ -261,7 +311,7 @@ class _Profiled:
             recording.note_nodes(run, frozen, ran, found.nodes, where)
             if run is not None:
                 run.copied_bytes += copied
-        if run is not None and run.submitted is not None:
-            recording.note("wait for workers", WAITING, run.submitted, perf_counter())
+        if run is not None and self._waits_from is not None:
+            recording.note("wait for workers", WAITING, self._waits_from, perf_counter())
             run.handed_bytes = handover.handed_bytes
             run.copied_bytes += handover.copied_bytes

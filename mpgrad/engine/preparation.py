@@ -16,7 +16,6 @@ from mpgrad.base import machine
 from mpgrad.devices.device_arrays import CUDA
 from mpgrad.devices.gpu_nodes import gpus_of
 from mpgrad.dispatch.operator_node import OperatorNode
-from mpgrad.engine.ahead import Ahead, ahead_of
 from mpgrad.engine.choice import (
     Choice,
     Experience,
@@ -27,6 +26,7 @@ from mpgrad.engine.choice import (
     too_small,
 )
 from mpgrad.engine.options import EngineOptions
+from mpgrad.engine.own_tasks import OwnTask, ahead_of
 from mpgrad.engine.placement import Placed, keep_unreadable, place
 from mpgrad.graph.node import InputMetadata
 from mpgrad.scheduler import tuning
@@ -78,14 +78,26 @@ class Preparation:
 
     def _plan_with(self, message_us: float) -> None:
         workers, gpus = self._options.cpu_workers, self._options.gpus
+        takes_part = self._caller_takes_part()
         self.message_us = message_us
         self._make_plan: MakePlan = collector_held()(
-            partial(plan, workers=workers, gpu_workers=Counter(gpus), message_us=message_us)
+            partial(
+                plan,
+                workers=workers,
+                gpu_workers=Counter(gpus),
+                caller_takes_part=takes_part,
+                message_us=message_us,
+            )
         )
         #: All that a plan depends on beside the graph.
-        self._plans_for = workers, gpus, message_us
+        self._plans_for = workers, gpus, takes_part, message_us
         #: Plans of graphs that cannot be recognised before their tables are made.
         self._others = PlanCache(self._make_plan)
+
+    def _caller_takes_part(self) -> bool:
+        """Whether the calling thread runs a part of a graph itself: not where the user asked for
+        worker processes."""
+        return self._options.mode == "auto"
 
     def here(self, frozen: FrozenGraph) -> Ready | None:
         """What :meth:`ready` gave for these tables, if that was ``local``."""
@@ -230,7 +242,8 @@ class PreparedGraph:
         self.experience: Experience | None = None
         self._wirings: dict[Member, Wiring] = {}
         self._programs: list[list[NodeProgram | bytes] | None] = [None] * len(plan.tasks)
-        self._ahead: Ahead | None = None
+        self._ahead: OwnTask | None = None
+        self._callers: OwnTask | None = None
         self._uses = 0
         self._planned_for = costs_of(spec)
 
@@ -257,11 +270,17 @@ class PreparedGraph:
         self._uses += 1
         return self._uses <= tuning.SAMPLES or self._uses % tuning.SAMPLES == 0
 
-    def ahead(self, frozen: FrozenGraph) -> Ahead | None:
+    def ahead(self, frozen: FrozenGraph) -> OwnTask | None:
         """The first task of graphs with these tables; None if it must not run ahead."""
         if self._ahead is None and self.plan.opens_alone:
             self._ahead = ahead_of(frozen, self.plan)
         return self._ahead
+
+    def callers(self, frozen: FrozenGraph) -> OwnTask | None:
+        """The task of the calling thread, for graphs with these tables; None if it has none."""
+        if self._callers is None and self.plan.callers >= 0:
+            self._callers = OwnTask(frozen, self.plan, self.plan.callers)
+        return self._callers
 
     def wiring(self, frozen: FrozenGraph, member: Member) -> Wiring:
         """The wiring around the rule of a task's Node, for graphs with these tables."""

@@ -14,6 +14,9 @@ edges between the client's tasks count as edges.
 The sums keep the order of the serial engine: the Nodes of a bundle run in serial order, and what an
 input gets from outside the bundle comes first in that order, too. (Seeds are outside.)
 
+The calling thread may take part as one of the workers. It begins while the others' work is on its
+way, so its bundle is longer by the time of the messages.
+
 Rules of this file: pure tables, as in ``graph_spec``.
 """
 
@@ -23,6 +26,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from mpgrad.base.handles import INLINE_LIMIT_BYTES
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.fusion import Grouping
 from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec
@@ -31,19 +35,22 @@ from mpgrad.scheduler.graph_spec import ON_CPU, GraphSpec
 NOBODY = -2
 
 
-def bundle(spec: GraphSpec, grouping: Grouping) -> tuple[list[int], list[list[int]]]:
+def bundle(
+    spec: GraphSpec, grouping: Grouping, *, caller_takes_part: bool = False
+) -> tuple[list[int], list[list[int]], int]:
     """Merge the groups of ``grouping``.
 
     Args:
         spec: the graph.
         grouping: the groups that ``fusion`` made, and the number of workers: as many bundles of a
             level should be able to run at once.
+        caller_takes_part: one bundle may be the calling thread's.
 
     Returns:
         For each node its bundle, and for each bundle its nodes in serial order. Bundles are in a
-        topological order, those of the client in serial order.
+        topological order, those of the client in serial order. And the calling thread's; -1: none.
     """
-    bundling = _Bundling(spec, grouping)
+    bundling = _Bundling(spec, grouping, caller_takes_part=caller_takes_part)
     for level in bundling.levels():
         bundling.place(level)
     return bundling.result()
@@ -63,8 +70,12 @@ def bundle_limit_us(chain_us: float, workers: int, worth_us: float) -> float:
 class _Bundling:
     """The bundles so far, while the groups are visited level by level."""
 
-    def __init__(self, spec: GraphSpec, grouping: Grouping) -> None:
+    def __init__(self, spec: GraphSpec, grouping: Grouping, *, caller_takes_part: bool) -> None:
         self._spec, self._workers = spec, grouping.workers
+        self._caller_takes_part = caller_takes_part
+        self._messages_us = tuning.BACKWARD_MESSAGES * grouping.message_us
+        #: The bundle of the calling thread; -1: none.
+        self._callers = -1
         self._group_of, self._groups = grouping.group_of, grouping.groups
         self._worth_us = tuning.worth_us(grouping.message_us)
         #: Per device: the time limits of a chain and of a bundle.
@@ -139,7 +150,7 @@ class _Bundling:
     def _place(self, level: Sequence[int], device: int) -> None:
         """Assign the groups of one device."""
         level_us = sum([self._costs[group] for group in level])
-        at_once = self._count_worth_it(level_us, device)
+        at_once = self._count_worth_it(level_us, device, self._workers[device])
         behind: dict[int, list[int]] = {}
         apart: list[int] = []
         for group in level:
@@ -155,28 +166,34 @@ class _Bundling:
                 self._join(home, groups)
             else:
                 apart += groups
-        parts = self._parts(apart, device)
+        workers = self._workers[device]
+        if callers := self._callers_part(apart, device):
+            apart = sorted(set(apart).difference(callers))
+            workers -= 1
+            self._callers = len(self._total_us)
+            self._open(callers)
+        parts = self._parts(apart, device, workers)
         # The client submits tasks in this order, so the most urgent ones come first.
         parts.sort(key=lambda groups: -max([self._path_us[group] for group in groups]))
         for groups in parts:
             feeds = [feed for group in groups for feed in self._feeds[group]]
             home = self._only_home(feeds, device)
             cost = self._cost(groups)
-            if home >= 0 and len(parts) == 1 and self._joined_us[home] + cost < self._worth_us:
+            is_alone = len(parts) == 1 and not callers
+            if home >= 0 and is_alone and self._joined_us[home] + cost < self._worth_us:
                 self._joined_us[home] += cost
                 self._join(home, groups)
             else:
                 self._open(groups)
 
-    def _count_worth_it(self, work_us: float, device: int, rounds: int = 1) -> int:
-        """The number of tasks to cut ``work_us`` of a device into, at most ``rounds`` per worker.
+    def _count_worth_it(self, work_us: float, device: int, most: int) -> int:
+        """The number of tasks to cut ``work_us`` of a device into, at most ``most``.
 
         The time of a Node on a GPU is unknown, because its worker does not wait for the kernels:
         branches that could overlap are shared by all workers of the GPU.
         """
-        workers = self._workers[device]
-        least = 1 if device == ON_CPU else workers
-        return max(least, min(int(work_us // self._worth_us), workers * rounds))
+        least = 1 if device == ON_CPU else self._workers[device]
+        return max(least, min(int(work_us // self._worth_us), most))
 
     def _only_home(self, feeds: Sequence[int], device: int) -> int:
         """The bundle that contains all of ``feeds``, if groups of ``device`` may join it; or -1."""
@@ -203,12 +220,45 @@ class _Bundling:
             and (len(groups) == 1 or cost <= share_us)
         )
 
-    def _parts(self, groups: list[int], device: int) -> list[list[int]]:
+    def _callers_part(self, groups: Sequence[int], device: int) -> list[int]:
+        """The part of the calling thread: as long as a worker's, and the messages that bring that.
+
+        It is the first in serial order. None: if the client does not have all that it needs before
+        the others begin (``Plan.callers``), or if messages are short beside the work anyway.
+        """
+        work_us = self._cost(groups) - self._messages_us
+        count = self._count_worth_it(max(work_us, 0.0), device, self._workers[device])
+        share_us = work_us / count
+        if count < 2 or share_us > tuning.TASK_MAX_US or not self._is_at_hand(groups, device):
+            return []
+        part, left_us = list[int](), share_us + self._messages_us
+        for group in sorted(groups, key=self._place_of):
+            if self._costs[group] / 2 > left_us:
+                break
+            part.append(group)
+            left_us -= self._costs[group]
+        return part if len(part) < len(groups) else []
+
+    def _is_at_hand(self, groups: Sequence[int], device: int) -> bool:
+        """Whether ``groups`` are whole Nodes that need nothing but seeds, or what a first bundle
+        gives that the client runs ahead (``Plan.opens_alone``)."""
+        nodes = self._spec.nodes
+        if not self._caller_takes_part or self._callers >= 0 or device != ON_CPU:
+            return False
+        if any(nodes[at].passes or nodes[at].parts for g in groups for at in self._groups[g]):
+            return False
+        if not any(self._feeds[group] for group in groups):
+            return not self._total_us
+        heads = [nodes[self._groups[group][0]] for group in groups]
+        are_small = all(max(head.input_nbytes) <= INLINE_LIMIT_BYTES for head in heads)
+        return are_small and len(self._total_us) == 1 and self._total_us[0] <= self._messages_us
+
+    def _parts(self, groups: list[int], device: int, workers: int) -> list[list[int]]:
         """Divide ``groups`` into parts of about equal cost, as many as are worth their messages.
 
         Groups that the same bundle feeds stay together.
         """
-        workers, limit_us = self._workers[device], self._limit_us[device]
+        limit_us = self._limit_us[device]
         parts = [[group] for group in groups if self._costs[group] > limit_us / 2]
         small = [group for group in groups if self._costs[group] <= limit_us / 2]
         work_us = self._cost(small)
@@ -217,7 +267,7 @@ class _Bundling:
             # A second bundle would be prefetched with the first and balance nothing, so bundles
             # may take up to twice the limit.
             rounds = 1
-        count = self._count_worth_it(work_us, device, rounds)
+        count = self._count_worth_it(work_us, device, workers * rounds)
         if count >= len(small):
             return parts + [[group] for group in small]
         small.sort(key=self._place_of)
@@ -254,10 +304,10 @@ class _Bundling:
             self._waiting[home] += self._fed[group]
         self._total_us[home] += self._cost(groups)
 
-    def result(self) -> tuple[list[int], list[list[int]]]:
+    def result(self) -> tuple[list[int], list[list[int]], int]:
         """See :func:`bundle`. Bundles begin level by level, which is a topological order."""
         bundle_of = [self._home[group] for group in self._group_of]
         bundles: list[list[int]] = [[] for _ in self._total_us]
         for node in self._spec.order:
             bundles[bundle_of[node]].append(node)
-        return bundle_of, bundles
+        return bundle_of, bundles, self._callers

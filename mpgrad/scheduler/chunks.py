@@ -31,7 +31,8 @@ def chunk_ends(planned: Plan, workers: int, done: int) -> list[int]:
     Args:
         planned: the graph.
         workers: the number of workers that wait for it.
-        done: the number of tasks that have already run; the first message carries their tables.
+        done: the number of first tasks that the client runs; the first message carries their
+            tables.
     """
     count = len(planned.tasks)
     if count <= SMALL_GRAPH:
@@ -53,7 +54,7 @@ def in_chunks(
     """The messages of a submission, each made when it is asked for.
 
     ``submitted`` is the first one, without tasks. ``tables`` makes those of the tasks from one
-    number to another; it is also told how many of them have run already.
+    number to another; it is also told how many of them the client runs.
     """
     done = submitted.done
     yield submitted._replace(tasks=tables(0, ends[0], done), is_whole=len(ends) == 1)

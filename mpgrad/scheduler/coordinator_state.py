@@ -29,7 +29,7 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.deaths import Deaths
 from mpgrad.scheduler.graph_endings import GraphEndings
-from mpgrad.scheduler.graph_task import GraphPhase
+from mpgrad.scheduler.graph_task import GraphPhase, GraphTask
 from mpgrad.scheduler.lease_table import BlockAllocator
 from mpgrad.scheduler.replies import Replies
 from mpgrad.scheduler.task_dispatch import Dispatcher
@@ -55,7 +55,7 @@ class CoordinatorState:
         self.leases, self.membership = tables.leases, tables.membership
         self._endings = GraphEndings(tables)
         self._dispatcher = Dispatcher(tables, self._endings)
-        replies = Replies(tables, self._endings, self._dispatcher)
+        self._replies = replies = Replies(tables, self._endings, self._dispatcher)
         deaths = Deaths(tables, self._endings, replies)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ev.SessionOpened: self._on_session_opened,
@@ -115,23 +115,30 @@ class CoordinatorState:
             raise ProtocolError(f"{event.peer} submitted graph {event.graph} twice")
         if not 0 <= event.capture_count <= CAPTURES_MAX:
             raise ProtocolError(f"{event.peer} wants {event.capture_count} results")
-        if [1 for seed in event.seeds if is_counted(seed[3])]:
-            raise ProtocolError(f"{event.peer} seeds a graph with a block that is not its own")
         graph = self.tables.add_graph(event.peer, event.graph, event.depth, event.capture_count)
         self._dispatcher.enqueue(graph, graph.extend(event.tasks, event.is_whole, event.done))
+        self._seed(graph, event)
+        self._endings.end_if_stranded(graph)
+        self._endings.complete_if_done(graph)
+
+    def _seed(self, graph: GraphTask, event: ev.GraphSubmitted | ev.GraphExtended) -> None:
+        """Deliver what the client gives: seeds, and outputs of tasks that it runs itself."""
+        if [1 for seed in event.seeds if is_counted(seed[3])]:
+            raise ProtocolError(f"{event.peer} seeds a graph with a block that is not its own")
         try:
             for task, slot, place, ref in event.seeds:
                 if graph.deliver(task, slot, place, ref):
                     self._dispatcher.enqueue(graph, [task])
         except (LookupError, InvariantViolated) as error:
             raise ProtocolError(f"{event.peer} sent a seed that goes nowhere: {error}") from None
-        self._endings.end_if_stranded(graph)
-        self._endings.complete_if_done(graph)
 
     def _on_graph_extended(self, event: ev.GraphExtended) -> None:
         graph = self.tables.graph_of(event.peer, event.graph)
         if graph is not None and graph.phase is GraphPhase.RUNNING:
             self._dispatcher.enqueue(graph, graph.extend(event.tasks, event.is_whole))
+            self._seed(graph, event)
+            if event.failed is not None:
+                self._replies.on_client_failure(graph, *event.failed)
             self._endings.end_if_stranded(graph)
             self._endings.complete_if_done(graph)
             self._endings.close_if_drained(graph)

@@ -40,17 +40,22 @@ class GraphSubmitted(NamedTuple):
     seeds: tuple[tuple[int, int, int, GradientRef], ...]
     capture_count: int
     is_whole: bool = True
-    #: The number of first tasks that the client has already run; their outputs are among the seeds.
+    #: The number of first tasks that the client runs itself. Their outputs are among the seeds,
+    #: here or in GraphExtended.
     done: int = 0
 
 
 class GraphExtended(NamedTuple):
-    """More NodeTasks of a graph."""
+    """More NodeTasks of a graph, or what the client has computed meanwhile."""
 
     peer: str
     graph: int
     tasks: tuple[NodeTaskSpec, ...]
     is_whole: bool
+    #: As in GraphSubmitted.
+    seeds: tuple[tuple[int, int, int, GradientRef], ...] = ()
+    #: The task of the client that raised, and the index of the Node within it.
+    failed: tuple[int, int] | None = None
 
 
 class GraphCancelled(NamedTuple):

@@ -232,8 +232,7 @@ class GraphTask:
 
     def note_error(self, task: int, step: int, error: bytes) -> None:
         """Node ``step`` of a task raised; the error counts if no earlier one is known."""
-        spec = self.specs[task]
-        position = (spec.position, *spec.inner_positions)[step]
+        position = self.specs[task].positions[step]
         if self.first_error is None or position < self.first_error[0]:
             self.first_error = (position, task, error, step)
 

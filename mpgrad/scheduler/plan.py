@@ -29,6 +29,7 @@ def plan(
     bundles: bool = True,
     workers: int = 1,
     gpu_workers: Mapping[int, int] | None = None,
+    caller_takes_part: bool = False,
     message_us: float = tuning.MESSAGE_US,
 ) -> Plan:
     """Group the nodes of ``spec`` into NodeTasks and connect them.
@@ -40,6 +41,8 @@ def plan(
         workers: the number of CPU workers. With more than two, or if the graph has too few
             branches for them, expensive Nodes are split.
         gpu_workers: the number of workers of each GPU; 1 for a GPU without an entry.
+        caller_takes_part: the calling thread counts as one of the CPU workers and runs the first
+            bundle of a level of branches, if the client has all that they need.
         message_us: the cost of a message.
     """
     halved, origin = split(spec, message_us=message_us)
@@ -51,10 +54,10 @@ def plan(
     grouping = group(
         halved, fuse=fuse, workers=workers, gpu_workers=gpu_workers, message_us=message_us
     )
-    group_of, groups = grouping.group_of, grouping.groups
+    group_of, groups, callers = grouping.group_of, grouping.groups, -1
     if fuse and bundles:
-        group_of, groups = bundle(halved, grouping)
-    return _plan(halved, group_of, groups, origin, workers, message_us)
+        group_of, groups, callers = bundle(halved, grouping, caller_takes_part=caller_takes_part)
+    return _plan(halved, group_of, groups, origin, callers, workers, message_us)
 
 
 def _plan(
@@ -62,30 +65,38 @@ def _plan(
     group_of: list[int],
     groups: list[list[int]],
     origin: tuple[int, ...],
+    callers: int,
     workers: int,
     message_us: float,
 ) -> Plan:
     """The plan of ``spec``. If Nodes are split, ``origin`` names the original of each one.
+    ``callers`` is the group of the calling thread.
 
     With several workers, a task publishes outputs before it ends if that is worth a message.
     """
     wiring = SumPlaces(spec, group_of, groups)
     costs = [sum(spec.nodes[node].cost_us for node in nodes) for nodes in groups]
+    in_time = costs.copy()  # since the workers begin
+    if callers >= 0:
+        in_time[callers] = max(costs[callers] - tuning.BACKWARD_MESSAGES * message_us, 0.0)
     wired = Wired(
-        costs,
+        in_time,
         wiring.members,
         wiring.outputs,
         [sum(places) for places in wiring.places],
         Counter([task for task, _, _ in wiring.seeds]),
     )
-    leaves_us = publish_early(spec.nodes, wired, workers, message_us)
+    leaves_us = publish_early(spec.nodes, wired, workers, callers, message_us)
     wide = wiring.split_wide_sums()
-    paths = find_paths(costs, wiring.outputs, leaves_us, wide)
+    paths = find_paths(in_time, wiring.outputs, leaves_us, wide)
     tasks = _task_specs(spec, groups, wiring, costs, paths, wide, message_us)
     tasks += [
         _piece_spec(tasks[consumer], piece, nbytes, paths, len(groups) + number)
         for number, (consumer, nbytes, piece) in enumerate(wide)
     ]
+    opens_alone = _opens_alone(tasks, costs, wiring.seeds, message_us)
+    if not _is_at_hand(callers, tasks, wiring.seeds, opens_alone=opens_alone):
+        callers = -1
     return Plan(
         tuple(tasks),
         tuple(map(tuple, _originals(wiring.members, origin) if origin else wiring.members)),
@@ -93,7 +104,8 @@ def _plan(
         tuple([tuple(sorted(joined)) for joined in wiring.joins]),
         tuple(group_of),
         wiring.seeds,
-        opens_alone=_opens_alone(tasks, costs, wiring.seeds, message_us),
+        opens_alone=opens_alone,
+        callers=callers,
         work_us=sum(costs),
         critical_path_us=max((task.priority for task in tasks), default=0.0),
     )
@@ -128,6 +140,19 @@ def _opens_alone(
         and not any(output.nbytes for output in first.outputs)
         and len({output.task for output in first.outputs} - {CAPTURE}) > 1
     )
+
+
+def _is_at_hand(
+    callers: int, tasks: list[NodeTaskSpec], seeds: Sequence[Seed], *, opens_alone: bool
+) -> bool:
+    """Whether the calling thread's task comes first, or right behind a task 0 that opens alone, and
+    waits for nothing but seeds and what that gives."""
+    if callers != int(opens_alone):
+        return False
+    here = sum(task == callers for task, _, _ in seeds)
+    if opens_alone:
+        here += sum(output.task == callers for output in tasks[0].outputs)
+    return tasks[callers].dependencies == here
 
 
 def _task_specs(

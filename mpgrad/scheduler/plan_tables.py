@@ -77,6 +77,11 @@ class NodeTaskSpec(NamedTuple):
         """Whether workers of the CPU run it."""
         return self.device == ON_CPU and not self.on_client
 
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The serial positions of all its Nodes."""
+        return (self.position, *self.inner_positions)
+
 
 class InnerTarget(NamedTuple):
     """An input of a Node inside the same group."""
@@ -121,6 +126,9 @@ class Plan(NamedTuple):
     seeds: tuple[Seed, ...]
     #: True where the client should run task 0 before it submits the others.
     opens_alone: bool
+    #: The task that the calling thread may run while the workers run theirs; -1: none. It needs
+    #: nothing but seeds, and what task 0 gives if that opens alone. It comes first, or behind that.
+    callers: int
     #: The serial cost, and the cost of the longest path: a lower bound for any number of workers.
     work_us: float
     critical_path_us: float

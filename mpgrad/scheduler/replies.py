@@ -13,7 +13,7 @@ from mpgrad.errors import ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.graph_endings import GraphEndings
-from mpgrad.scheduler.graph_task import GraphPhase, GraphTask
+from mpgrad.scheduler.graph_task import GraphPhase, GraphTask, TaskState
 from mpgrad.scheduler.membership import Flight, FlightKey, MemberRecord
 from mpgrad.scheduler.task_dispatch import Dispatcher
 
@@ -138,10 +138,21 @@ class Replies:
         graph.finish(key.task)
         graph.published.pop(key.task, None)
         self._release_flight(graph, key.task, flight)
-        graph.note_error(key.task, event.step, event.error)
+        self._note_error(graph, key.task, event.step, event.error)
+        self._endings.close_if_drained(graph)
+
+    def on_client_failure(self, graph: GraphTask, task: int, step: int) -> None:
+        """A task that the client runs without a dispatch has raised. The client has the error."""
+        is_its_own = 0 <= task < len(graph.specs) and graph.states[task] is TaskState.DONE
+        if not (is_its_own and 0 <= step <= len(graph.specs[task].inner_positions)):
+            raise ProtocolError(f"{graph.owner} blames Node {step} of task {task}")
+        self._note_error(graph, task, step, b"")
+
+    def _note_error(self, graph: GraphTask, task: int, step: int, error: bytes) -> None:
+        """Ready tasks that come after the first error will not run."""
+        graph.note_error(task, step, error)
         if graph.phase is GraphPhase.RUNNING and graph.first_error is not None:
             graph.skipped += self._ready.drop_graph(graph.number, graph.first_error[0])
-        self._endings.close_if_drained(graph)
 
     def on_node_task_dropped(self, event: ev.NodeTaskDropped) -> None:
         member, key, flight = self._flight_of(event)

@@ -123,7 +123,10 @@ def test_what_is_left_of_a_long_backward_moves_to_the_workers() -> None:
         mg.stack([*parts, Waits.apply(waited)]).sum().backward()
         assert waited.grad.tolist() == [2.0] * 4
         ran_in = {pid for leaf in leaves for pid in leaf.grad.tolist()}
-        assert ran_in == set(engine.worker_pids())
+        # The calling thread takes part.
+        assert os.getpid() in ran_in
+        assert ran_in - {os.getpid()}
+        assert ran_in <= {os.getpid(), *engine.worker_pids()}
         statistics = engine.statistics()
         assert (statistics.backwards_local, statistics.backwards_process) == (1, 1)
 

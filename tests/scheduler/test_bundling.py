@@ -49,7 +49,7 @@ def test_bundles_of_any_graph_are_sound(seed: int) -> None:
     spec = random_graph(rng, client_share=0.3, devices=(0, 1) if seed % 3 == 0 else ()).spec
     gpu_workers = {0: 1, 1: rng.choice((1, 2))}
     grouping = group(spec, fuse=True, workers=rng.choice((1, 2, 8)), gpu_workers=gpu_workers)
-    bundle_of, bundles = bundle(spec, grouping)
+    bundle_of, bundles, _ = bundle(spec, grouping)
     position = {node: at for at, node in enumerate(spec.order)}
     assert sorted(node for nodes in bundles for node in nodes) == list(range(len(spec.nodes)))
     on_client = []
@@ -150,7 +150,7 @@ def test_branches_stay_whole() -> None:
     """The links of a branch follow their producer's bundle, and join it."""
     spec = fan(8, 300.0, links=2)
     # As if fusion had left each link alone.
-    bundle_of, bundles = bundle(spec, group(spec, fuse=False))
+    bundle_of, bundles, _ = bundle(spec, group(spec, fuse=False))
     assert [len(nodes) for nodes in bundles] == [1, 8, 8]
     for first in range(1, 9):
         assert bundle_of[first] == bundle_of[first + 8]

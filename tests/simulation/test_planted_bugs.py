@@ -14,8 +14,10 @@ from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.errors import SharedMemoryExhausted
 from mpgrad.scheduler import bundling, deaths, fusion, membership
 from mpgrad.scheduler import plan as plan_module
+from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.scheduler.deaths import Deaths
+from mpgrad.scheduler.events import GraphSubmitted
 from mpgrad.scheduler.graph_endings import GraphEndings
 from mpgrad.scheduler.graph_task import MISSING, GraphTask, InputBuffer, TaskState
 from mpgrad.scheduler.lease_table import LeaseTable
@@ -76,6 +78,22 @@ def what_the_client_ran_ahead_is_run_again(patch):
         return right(self, tasks, is_whole)
 
     patch.setattr(GraphTask, "extend", wrong)
+
+
+@bug
+def what_the_caller_computes_meanwhile_is_not_delivered(patch):
+    right = CoordinatorState._seed
+
+    def wrong(self, graph, event):
+        if isinstance(event, GraphSubmitted):
+            right(self, graph, event)
+
+    patch.setattr(CoordinatorState, "_seed", wrong)
+
+
+@bug
+def the_failure_of_the_callers_task_is_forgotten(patch):
+    forget(patch, Replies, "on_client_failure")
 
 
 @bug

@@ -1,9 +1,12 @@
-"""Ahead: a plan's first task as a graph of its own. The client runs it before it submits the rest
-(``Plan.opens_alone``): in a loop as ``local`` does, and as source when it has come several times.
+"""OwnTask: a task that the calling thread runs as a graph of its own: in a loop as ``local`` does,
+and as source when it has come several times. There are two of them. The first task of a plan may
+run before the others are submitted (``Plan.opens_alone``), and another one while the workers run
+theirs (``Plan.callers``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
@@ -16,20 +19,24 @@ from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target
 from mpgrad.scheduler.plan_tables import InnerTarget, Plan
 
 
-class Ahead:
-    """The first task of a graph, and of all graphs with the same tables.
+class OwnTask:
+    """One task of a graph, and of all graphs with the same tables.
 
     Args:
         frozen, planned: the graph and its plan.
+        task: the task's number. It waits for nothing but seeds and what task 0 gives.
 
     Attributes:
-        nodes: the Nodes with a rule, in the order in which they run.
+        task: its number.
+        members: by Node with a rule, in the order in which they run, its number among the Nodes of
+            the task.
+        nodes: the same Nodes by their number in the graph.
         program: its source; or why it has none; None: not yet.
     """
 
-    def __init__(self, frozen: FrozenGraph, planned: Plan) -> None:
-        members, specs = planned.groups[0], list[NodeSpec]()
-        captures: list[Target] = [(0, 0)] * len(planned.tasks[0].outputs)
+    def __init__(self, frozen: FrozenGraph, planned: Plan, task: int) -> None:
+        self.task, members, specs = task, planned.groups[task], list[NodeSpec]()
+        captures: list[Target] = [(0, 0)] * len(planned.tasks[task].outputs)
         sinks: list[int] = []
         for at, member in enumerate(members):
             spec, edges = frozen.spec.nodes[member.node], list[Target | None]()
@@ -46,37 +53,38 @@ class Ahead:
                 captures[output] = at, input_nr
             specs.append(spec._replace(edges=tuple(edges)))
         specs += [frozen.spec.nodes[sink]._replace(edges=()) for sink in sinks]
-        seeds = [
-            (number, planned.slots[0][slot])
-            for number, (task, slot, _) in enumerate(planned.seeds)
-            if task == 0
-        ]
+        #: In the order of their places: the slot, whether task 0 gives it, and its number there.
+        self._inputs = _inputs_of(planned, task)
+        slots = planned.slots[task]
         self._spec = GraphSpec(
             tuple(specs),
-            tuple([(member, input_nr) for _, (member, input_nr) in seeds]),
+            tuple([(slots[slot].member, slots[slot].input_nr) for slot, *_ in self._inputs]),
             tuple(captures),
             tuple(range(len(specs))),
         )
         self._nodes = [*[member.node for member in members], *sinks]
         self._runs = (*[frozen.runs[member.node] for member in members], *[False] * len(sinks))
-        self._seeds = [number for number, _ in seeds]
-        self.nodes = [at for at, runs in zip(self._nodes, self._runs, strict=True) if runs]
+        self.members = [at for at, runs in enumerate(self._runs) if runs]
+        self.nodes = [self._nodes[at] for at in self.members]
         self.program: Compiled | str | None = None
         self._uses = 0
 
-    def gradients(self, frozen: FrozenGraph, times: list[float] | None) -> list[Any]:
+    def gradients(
+        self, frozen: FrozenGraph, times: list[float] | None, ahead: Sequence[Any] = ()
+    ) -> list[Any]:
         """The outputs of the task: arrays, or None. Saved tensors are kept.
 
         Args:
             frozen: the graph.
             times: gets when each rule began and ended (``perf_counter``).
+            ahead: the outputs of task 0, if that has run.
         """
         nodes, seeds = frozen.nodes, frozen.seeds
         part = FrozenGraph(
             tuple([nodes[at] for at in self._nodes]),
             self._runs,
             self._spec,
-            tuple([seeds[number] for number in self._seeds]),
+            tuple([ahead[at] if is_made else seeds[at] for _, is_made, at in self._inputs]),
             (),
             keep_graph=True,
         )
@@ -89,11 +97,26 @@ class Ahead:
         return gradients_of_nodes(part, cpu, times) if found is None else found
 
 
-def ahead_of(frozen: FrozenGraph, planned: Plan) -> Ahead | None:
+def _inputs_of(planned: Plan, task: int) -> list[tuple[int, bool, int]]:
+    placed = [
+        (slot, place, False, number)
+        for number, (to, slot, place) in enumerate(planned.seeds)
+        if to == task
+    ]
+    if task:
+        placed += [
+            (output.slot, output.place, True, number)
+            for number, output in enumerate(planned.tasks[0].outputs)
+            if output.task == task
+        ]
+    return [(slot, is_made, number) for slot, _, is_made, number in sorted(placed)]
+
+
+def ahead_of(frozen: FrozenGraph, planned: Plan) -> OwnTask | None:
     """The first task, if it may run ahead: it has no user code, and no part of a Node."""
     nodes, runs = frozen.nodes, frozen.runs
     for member in planned.groups[0]:
         is_operator = isinstance(nodes[member.node], OperatorNode)
         if member.is_half or (runs[member.node] and not is_operator):
             return None
-    return Ahead(frozen, planned)
+    return OwnTask(frozen, planned, 0)
