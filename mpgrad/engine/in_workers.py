@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 
@@ -78,7 +79,7 @@ def run_in_workers(
     """
     frozen, planned = placed.frozen, graph.plan
     handover = Handover(frozen, graph, placed.code, placed.around)
-    running, recording = innermost(), RUNNING.recording
+    recording = RUNNING.recording
     number, is_complete = next(_graph_numbers), False
     try:
         with sessions.session() as session:
@@ -89,16 +90,8 @@ def run_in_workers(
                 placed, graph, handover, coordinator.arena, session.interrupts.user_code,
                 options.blas_threads,
             )  # fmt: skip
-            ahead = client.run_ahead()
             profiled = None if recording is None else _Profiled(recording, session, planned)
-            run_own = client.own_task()
-            if profiled is not None and run_own is not None:
-                run_own = profiled.watching(run_own)
-            depth = running.depth if running is not None else 0
-            messages = handover.messages(
-                session.peer, number, depth, session.workers, ahead, run_own
-            )
-            messages = messages if profiled is None else profiled.watched(messages)
+            messages = _submission(number, session, client, handover, profiled)
             with session.interrupts.deferred():  # until the results have a holder
                 outcome = _run(session, messages, client, planned, options)
                 kept = session.kept_of(number)
@@ -126,6 +119,23 @@ def run_in_workers(
         _change_contexts(_of_kind(kept, CHANGED), placed)
     _release_saved(frozen)
     return results
+
+
+def _submission(
+    number: int,
+    session: Session,
+    client: ClientWorker,
+    handover: Handover,
+    profiled: _Profiled | None,
+) -> Iterator[Any]:
+    """The messages that submit a graph, after the client has run what it runs ahead of them."""
+    ahead, running = client.run_ahead(), innermost()
+    depth = running.depth if running is not None else 0
+    submit = partial(handover.messages, session.peer, number, depth, session.workers, ahead)
+    run_own = client.own_task()
+    if profiled is None:
+        return submit(run_own)
+    return profiled.watched(submit(None if run_own is None else profiled.watching(run_own)))
 
 
 def _run(

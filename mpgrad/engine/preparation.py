@@ -118,7 +118,7 @@ class Preparation:
         """
         known, mode = frozen.remembered, self.mode()
         ready = self._ready(frozen, mode, has_workers=has_workers)
-        if known is not None and ready.placed is None:
+        if known is not None and ready.placed is None and ready.experience is None:
             known.here = (frozen.spec, self._plans_for, mode, ready)
         return ready
 
@@ -126,6 +126,10 @@ class Preparation:
         choice = self._choice_without_plan(frozen, mode)
         if choice is not None and choice.mode == "local":
             return Ready(choice)
+        known = self._known_plan(frozen) if choice is None else None
+        chosen = None if known is None else self._choose(known, has_workers=has_workers)
+        if known is not None and chosen is not None and chosen.mode == "local":
+            return Ready(chosen, None, known, known.experience)
         placed = place(frozen)
         if choice is None and not self._is_planned(placed.frozen):
             ready = self._ready_without_plan(placed, has_workers=has_workers)
@@ -134,10 +138,23 @@ class Preparation:
         graph = self.plan_of(placed.frozen)
         if choice is not None:
             return Ready(choice, placed, graph)
-        experience = self._experience(graph)
+        if chosen is None or graph is not known:
+            chosen = self._choose(graph, has_workers=has_workers)
+        return Ready(chosen, placed, graph, graph.experience)
+
+    def _known_plan(self, frozen: FrozenGraph) -> PreparedGraph | None:
+        """The plan for these tables, if there is one: a graph that runs here needs no places."""
+        known = frozen.remembered
+        graph: PreparedGraph | None = None
+        if known is not None and not CUDA.in_use:
+            graph = known.prepared.get(self._plans_for)
+        return graph if graph is not None and graph.serves(frozen.spec) else None
+
+    def _choose(self, graph: PreparedGraph, *, has_workers: bool) -> Choice:
         predicted = predict(graph.plan, self._options.cpu_workers, self.message_us)
-        choice = experience.choose(predicted, has_workers=has_workers, shapes=graph.shapes)
-        return Ready(choice, placed, graph, experience)
+        return self._experience(graph).choose(
+            predicted, has_workers=has_workers, shapes=graph.shapes
+        )
 
     def _ready_without_plan(self, placed: Placed, *, has_workers: bool) -> Ready | None:
         """``local`` if that is known to be faster for such graphs; else None."""
