@@ -40,7 +40,7 @@ their backward, and have none in Python that could hold the GIL."""
 
 BRANCHES = 16
 LIMIT = "two-process limit"
-PROCESS = "mpgrad process"
+PROCESS, AUTO = "mpgrad process", "mpgrad auto"
 LOCAL = "mpgrad local"
 TORCH = "torch 1 thread"
 #: Row, what has to be installed, and the program in ``benchmarks.peers``.
@@ -193,9 +193,9 @@ def _warm_auto(runners: list[Runner], contenders: list[Contender]) -> None:
 
 
 def _targets(grain: _Grain) -> tuple[Target, ...]:
+    if grain.against_limit is None:  # what is short is for `auto`: the calling thread takes part
+        return (Target(AUTO, TORCH, at_least=grain.against_torch),)
     against_torch = Target(PROCESS, TORCH, at_least=grain.against_torch)
-    if grain.against_limit is None:
-        return (against_torch,)
     return (Target(PROCESS, LIMIT, at_least=grain.against_limit), against_torch)
 
 
