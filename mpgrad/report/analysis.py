@@ -84,7 +84,8 @@ def _figures(run: BackwardRun, ranges: Sequence[Range]) -> BackwardFigures:
         seconds[found.node] += found.ended - found.started
     chain, path = _longest_chain(run, seconds)
     queued = run.queued()
-    busy = sum([item.run.ended - item.run.started for item in queued if item.run.worker >= 0])
+    in_workers = [item.run for item in queued if run.is_of_worker(item.run)]
+    busy = sum([task.ended - task.started for task in in_workers])
     return BackwardFigures(
         run, run.ended - run.started, sum(seconds), chain, path,
         busy if queued else sum(seconds), _idle(run, queued) if queued else {},
@@ -114,8 +115,7 @@ def _idle(run: BackwardRun, queued: Sequence[Queued]) -> dict[str, float]:
     """Seconds that workers were idle, by cause: between two events each has one."""
     events: list[tuple[float, int, int, int]] = []
     for item in queued:
-        on_client = item.run.worker < 0
-        if not on_client:
+        if run.is_of_worker(item.run):
             events.append((item.ready, 1, 0, 0))
             events.append((item.run.started, -1, 1, 0))
             events.append((item.run.ended, 0, -1, 0))

@@ -108,6 +108,16 @@ def test_while_this_process_runs_a_task_the_workers_wait_for_it() -> None:
     assert [text[:48] for text in found] == ["For 40 % of their time the workers wait for hook"]
 
 
+def test_the_calling_thread_counts_as_one_of_the_workers_in_its_part() -> None:
+    recording = recorded(DIAMOND, [(0, -1, 0, 1), (1, -1, 1, 9), (2, 1, 2, 9), (3, 0, 9, 10)])
+    (run,) = recording.backwards
+    assert run.plan is not None
+    run.plan = run.plan._replace(callers=run.plan.task_of[1])
+    (one,) = figures_of(recording)
+    assert one.idle[CLIENT] == 0.0
+    assert one.busy == pytest.approx(8 + 7 + 1)
+
+
 def test_a_chain_is_told_from_branches() -> None:
     chain = recorded(
         [node("a", 2, 1), node("b", 1, 2), node("c", 0)],

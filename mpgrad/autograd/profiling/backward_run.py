@@ -92,6 +92,10 @@ class BackwardRun:
             for run in sorted(self.tasks, key=lambda run: run.started)
         ]
 
+    def is_of_worker(self, run: TaskRun) -> bool:
+        """Whether a worker ran it, or the calling thread as one of the workers."""
+        return run.worker >= 0 or (self.plan is not None and run.task == self.plan.callers)
+
     def gradient_bytes(self) -> list[tuple[float, int]]:
         """Bytes of the blocks between tasks, each time they change: from the beginning of the task
         that writes one to the end of the one that reads it."""
