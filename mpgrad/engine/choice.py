@@ -13,6 +13,8 @@ from mpgrad.scheduler.split import serial_us
 
 Mode: TypeAlias = Literal["local", "process"]
 
+#: The lower quartile and the median.
+QUARTER, MIDDLE = 0.25, 0.5
 #: The number of structures whose times are kept, the last used ones.
 STRUCTURES_MAX = 64
 
@@ -127,8 +129,10 @@ class Experience:
             self._spent_us += best_us
             if choice.is_trial and self._took[mode]:
                 self._lost_us += max(took_us - best_us, 0.0)
-            sample = _Sample(took_us, getattr(choice.predicted, mode), choice.shapes)
-            self._add(mode, sample, getattr(expected, mode))
+            predicted_us = getattr(choice.predicted, mode)
+            sample = _Sample(took_us, predicted_us, choice.shapes)
+            usual_us = self._usual_us(mode, predicted_us, choice.shapes, MIDDLE)
+            self._add(mode, sample, took_us if usual_us is None else usual_us)
         self.begin(mode)
 
     def _add(self, mode: Mode, sample: _Sample, usual_us: float) -> None:
@@ -219,8 +223,13 @@ class Experience:
             predicted.process * here if process is None else process,
         )
 
-    def _usual_us(self, mode: Mode, predicted_us: float, shapes: int) -> float | None:
-        """The lower quartile of the samples; None if there are none."""
+    def _usual_us(
+        self, mode: Mode, predicted_us: float, shapes: int, part: float = QUARTER
+    ) -> float | None:
+        """A quantile of the samples; None if there are none.
+
+        The lower quartile, which interruptions do not change, follows two shorter times at once.
+        """
         samples = self._took[mode]
         if not samples:
             return None
@@ -230,7 +239,7 @@ class Experience:
                 for took, predicted, of in samples
             ]
         )
-        return times[(len(times) - 1) // 4]
+        return times[int((len(times) - 1) * part)]
 
 
 class Experiences:

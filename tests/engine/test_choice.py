@@ -28,6 +28,7 @@ from mpgrad.engine.session import Session
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.tuning import (
+    KNOWN_FROM,
     MARGIN,
     MESSAGE_US,
     SAMPLES,
@@ -423,6 +424,19 @@ def test_three_odd_times_in_a_row_make_earlier_ones_forgotten() -> None:
     assert "about 9000 us" in experience.choose(PREDICTED, has_workers=False).reason
     experience.note("process", 50_000.0, choice)
     assert "about 50000 us" in experience.choose(PREDICTED, has_workers=False).reason
+
+
+def test_a_shorter_time_makes_those_of_the_other_mode_forgotten() -> None:
+    """Two shorter times would change the lower quartile, so that the third was not odd any more."""
+    loop = Experience()
+    guess = Prediction(30_000.0, 20_000.0)
+    for mode in ("local", *["process"] * SAMPLES):
+        loop.begin(mode)
+        loop.note(mode, getattr(guess, mode), Choice(mode, "", guess))
+    for _ in range(KNOWN_FROM):
+        loop.note("process", 3_000.0, Choice("process", "", guess))
+    choice = loop.choose(Prediction(2_500.0, 3_000.0), has_workers=True)
+    assert choice.mode == "local"
 
 
 def test_a_graph_is_new_until_one_has_run() -> None:
