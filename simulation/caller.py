@@ -271,11 +271,11 @@ class Caller:
     ) -> Iterator[ev.GraphSubmitted | ev.GraphExtended]:
         """As ``engine.handover``: the tables, then what the caller's own task gives."""
         name, own = submitted.graph, self._own[submitted.graph]
-        yield from in_chunks(submitted, cuts, partial(self._tables, tasks))
+        yield from in_chunks(submitted, cuts, partial(self._tables, tasks), goes_on=own.is_awaited)
         if own.meanwhile is None:
             return
         given, step = self._run_meanwhile(name, own)
-        if given or step is not None:
+        if own.is_awaited or step is not None:
             failed = None if step is None else (own.meanwhile, step)
             yield ev.GraphExtended(self.peer, name, (), True, given, failed)
 
@@ -394,9 +394,9 @@ class Caller:
         """A hook may keep the gradients that it got, unless they were taken back already."""
         if self._is_cut_off:
             return ()
-        inputs = [ref for slot in dispatch.inputs for ref in slot if isinstance(ref, Block)]
-        shared = [block for block in inputs if block.arena == ENGINE_ARENA]
-        kept = tuple([block for block in shared if self._world.rng.random() < 0.2])
+        refs, rng = [ref for slot in dispatch.inputs for ref in slot], self._world.rng
+        shared = [ref for ref in refs if isinstance(ref, Block) and ref.arena == ENGINE_ARENA]
+        kept = tuple([block for block in shared if rng.random() < 0.2])
         for block in kept:
             self._hold(block)
         return kept

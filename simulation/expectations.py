@@ -129,6 +129,15 @@ class Expectations:
         fatal = [task for program, task in sorted(self._fatal) if program == number]
         require(not fatal, f"graph {end.graph} completes in spite of its tasks {fatal}")
 
+    def _is_apart(self, number: int) -> bool:
+        """Whether its caller's task raises, and nobody waits for that: the caller compares."""
+        if number not in self.own:
+            return False
+        _, _, graph, plan = self.programs[number]
+        members, outputs = plan.groups[self.own[number]], plan.tasks[self.own[number]].outputs
+        is_raising = _first_raising(graph, members) is not None
+        return is_raising and all(output.task == CAPTURE for output in outputs)
+
     def _is_planted(self, number: int, end: do.FailGraph) -> bool:
         if end.kind == "error" and end.error == MEMORY_IS_LOST:
             return number in self.bereaved
@@ -156,7 +165,7 @@ class Expectations:
                 or number in self.bereaved
                 or number in self.interrupted
                 or self._has_fatal(number)
-                or (own >= 0 and _first_raising(graph, plan.groups[own]) is not None)
+                or self._is_apart(number)
             )
             return any(
                 (end.task, end.step) == (task, step)

@@ -42,6 +42,13 @@ class OwnTasks:
         """The number of first tasks that no worker runs."""
         return self.has_run + (self.meanwhile is not None)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether other tasks wait for what comes meanwhile."""
+        if self.meanwhile is None:
+            return False
+        return any(out.task != CAPTURE for out in self._planned.tasks[self.meanwhile].outputs)
+
     def _may_run_ahead(self) -> bool:
         """Whether task 0 waits for nothing but seeds, and its rules raise nothing."""
         members, raising = self._planned.groups[0], self._graph.raising

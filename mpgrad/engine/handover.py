@@ -143,10 +143,12 @@ class Handover(PackedArrays):
         ends = chunk_ends(planned, workers, done)
         captures = len(self._frozen.sinks)
         submitted = GraphSubmitted(peer, graph, depth, (), tuple(gradients), captures, done=done)
-        yield from in_chunks(submitted, ends, self._tables)
+        own = () if run_own is None else planned.tasks[planned.callers].outputs
+        is_awaited = any(output.task != CAPTURE for output in own)
+        yield from in_chunks(submitted, ends, self._tables, goes_on=is_awaited)
         if run_own is not None:
             given, failed = run_own()
-            if given or failed is not None:
+            if is_awaited or failed is not None:
                 blamed = None if failed is None else (planned.callers, failed)
                 yield GraphExtended(peer, graph, (), True, tuple(given), blamed)
 

@@ -50,16 +50,20 @@ def in_chunks(
     submitted: GraphSubmitted,
     ends: list[int],
     tables: Callable[[int, int, int], tuple[NodeTaskSpec, ...]],
+    *,
+    goes_on: bool = False,
 ) -> Iterator[GraphSubmitted | GraphExtended]:
     """The messages of a submission, each made when it is asked for.
 
     ``submitted`` is the first one, without tasks. ``tables`` makes those of the tasks from one
-    number to another; it is also told how many of them the client runs.
+    number to another; it is also told how many of them the client runs. ``goes_on`` says that
+    another message will come: until then an earlier error than the known one may follow.
     """
     done = submitted.done
-    yield submitted._replace(tasks=tables(0, ends[0], done), is_whole=len(ends) == 1)
+    is_whole = len(ends) == 1 and not goes_on
+    yield submitted._replace(tasks=tables(0, ends[0], done), is_whole=is_whole)
     for start, end in pairwise(ends):
-        is_whole = end == ends[-1]
+        is_whole = end == ends[-1] and not goes_on
         yield GraphExtended(submitted.peer, submitted.graph, tables(start, end, done), is_whole)
 
 

@@ -95,6 +95,47 @@ def test_a_chain_of_two_tasks(core: Core) -> None:
     assert statistics_of(core)._replace(workers=0, sessions=0) == (0,) * 6
 
 
+def test_what_the_caller_computes_meanwhile_is_a_late_seed(core: Core) -> None:
+    """Task 0 is the caller's. Task 2 waits for it, and comes before task 1 in serial order."""
+    tasks = task(to(2)), task(to(CAPTURE), position=5), task(to(CAPTURE, 1), position=3)
+    seeds = ((1, 0, 0, b"seed"),)
+    [first] = core.submit(*tasks, captures=2, seeds=seeds, is_whole=False, done=1)
+    assert first.task == 1
+    assert core.done(first, b"one") == []
+    late = ev.GraphExtended(CLIENT, 0, (), True, ((2, 0, 0, b"late"),))
+    [second] = core.handle_event(late)
+    assert (second.task, second.inputs) == (2, ((b"late",),))
+    [end] = core.done(second, b"two")
+    assert end.captures == (b"one", b"two")
+
+
+def test_an_earlier_error_may_follow_what_the_caller_computes(core: Core) -> None:
+    tasks = task(to(2)), task(to(CAPTURE), position=5), task(to(CAPTURE, 1), position=3)
+    seeds = ((1, 0, 0, b"seed"),)
+    [first] = core.submit(*tasks, captures=2, seeds=seeds, is_whole=False, done=1)
+    assert core.failed(first, b"second") == []
+    late = ev.GraphExtended(CLIENT, 0, (), True, ((2, 0, 0, b"late"),))
+    [second] = core.handle_event(late)
+    [end] = core.failed(second, b"first")
+    assert end == do.FailGraph(CLIENT, 0, "error", 2, b"first")
+
+
+def test_the_callers_own_error_comes_in_its_turn(core: Core) -> None:
+    tasks = task(to(2), inner_positions=(1,)), task(to(CAPTURE), position=5), task(to(CAPTURE, 1))
+    seeds = ((1, 0, 0, b"seed"),)
+    [first] = core.submit(*tasks, captures=2, seeds=seeds, is_whole=False, done=1)
+    late = ev.GraphExtended(CLIENT, 0, (), True, failed=(0, 1))
+    assert core.handle_event(late) == []
+    assert core.failed(first) == [do.FailGraph(CLIENT, 0, "error", 0, b"", 1)]
+
+
+@pytest.mark.parametrize("failed", [(1, 0), (7, 0), (0, 1), (0, -1)])
+def test_a_caller_blames_only_what_it_runs(core: Core, failed: tuple[int, int]) -> None:
+    core.submit(task(to(1)), task(to(CAPTURE)), seeds=(), is_whole=False, done=1)
+    with pytest.raises(ProtocolError, match="blames Node"):
+        core.handle_event(ev.GraphExtended(CLIENT, 0, (), True, failed=failed))
+
+
 def test_contributions_keep_their_places_whatever_arrives_first(core: Core) -> None:
     core.handle_event(ev.WorkerJoined(OTHER))
     first, second = core.submit(
