@@ -177,16 +177,18 @@ class Session:
         patience_ms = self.interrupts.patience_ms
         with self.interrupts.allowed():
             readable = self._dealer.wait(WAIT_MS if patience_ms is None else patience_ms)
-        replies: list[Any] = []
         ended = len(self._state.outcomes)
         frames = self._dealer.receive()
         if patience_ms is None:
             self._watchdog.note_wait(has_come=bool(frames or readable))
-        for frame in frames:
-            try:
-                replies += self._receive(decode(frame, schema.TO_CLIENT))
-            except ProtocolError as error:
-                raise self.distrust(error) from error
+        replies: list[Any] = []
+        try:
+            messages = [decode(frame, schema.TO_CLIENT) for frame in frames]
+            # Tasks come last: a backward inside one would wait for what has come behind it.
+            for message in sorted(messages, key=_is_task):
+                replies += self._receive(message)
+        except ProtocolError as error:
+            raise self.distrust(error) from error
         self._send(*replies)
         # Results that it sent before its death count.
         if self._pidfd in readable and len(self._state.outcomes) == ended:
@@ -305,6 +307,10 @@ class Session:
             frames = [encode(message) for message in messages]
             with self.interrupts.deferred():
                 self._dealer.send(frames)
+
+
+def _is_task(message: object) -> bool:
+    return isinstance(message, do.DispatchNodeTask)
 
 
 # ---------------------------------------------------------------------- a stopped coordinator
