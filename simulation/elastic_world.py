@@ -9,7 +9,7 @@ program in which nobody died, and none may wait for ever.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,10 @@ from mpgrad.scheduler.hosts.collective_steps import (
 )
 from mpgrad.scheduler.hosts.host_membership import newest
 from mpgrad.scheduler.hosts.reduction_tree import all_reduce_steps, combined, segments
-from mpgrad.wire.host_carrier import CarrierEvent, HostArrival, HostDisconnected, HostUnreachable
+from mpgrad.wire.host_carrier import CarrierEvent
 from mpgrad.wire.hosts import Join
 from simulation.host_world import not_commutative
+from simulation.simulated_carrier import SimulatedCarrier
 
 RANKS_MAX = 6
 STEPS_MAX = 5
@@ -36,9 +37,9 @@ ELEMENTS_MAX = 9
 DEATHS_MAX = 4
 #: Turns after which the next death comes, at most.
 TURNS_MAX = 250
-#: Shares of messages whose copy comes once more, much later; of turns that bring such a copy; of
-#: turns in which a program goes on; of turns in which somebody who waits asks again.
-DOUBLED, LATE, STEPS, AGAIN = 0.05, 0.02, 0.3, 0.05
+#: Shares of turns that bring a copy of a message once more; in which a program goes on; in which
+#: somebody who waits asks again.
+LATE, STEPS, AGAIN = 0.02, 0.3, 0.05
 
 #: What a program waits for, and what it waits with.
 Waiting = Generator[Callable[[], bool], None, Any]
@@ -48,85 +49,12 @@ class ElasticWorldFailure(AssertionError):
     """A rank ended with something else than it should, or waits for ever."""
 
 
-class _Carrier:
-    """One process's end of the connections; a connection begins with its first message."""
-
-    def __init__(self, world: ElasticWorld, name: str, address: str) -> None:
-        self._world, self.name, self.address = world, name, address
-        self.strangers = 0
-        self.is_open = True
-        #: By label: the address, who is connected there, and what is under way.
-        self.peers: dict[str, str] = {}
-        self.connected: dict[str, _Carrier] = {}
-        self.queues: dict[str, list[list[bytes]]] = {}
-        self.untried: set[str] = set()
-        #: What has come to this process, and takes it.
-        self.take: Callable[[CarrierEvent], None] = lambda event: None
-        world.listening[address] = self
-
-    def connect(self, peer: str, address: str) -> None:
-        assert peer not in self.peers, f"{self.name} connects to {peer} twice"
-        self.peers[peer], self.queues[peer] = address, []
-        self.untried.add(peer)
-
-    def send(self, peer: str, frames: Sequence[Any]) -> None:
-        self.queues[peer].append([bytes(frame) for frame in frames])
-
-    def receive(self, timeout_ms: int | None) -> list[CarrierEvent]:
-        raise NotImplementedError
-
-    def wake(self) -> None:
-        raise NotImplementedError
-
-    def close(self, patience_ms: int) -> None:
-        self.is_open = False
-        if self._world.listening.get(self.address) is self:
-            del self._world.listening[self.address]
-
-    def turns(self) -> list[str]:
-        """The labels with which something can happen."""
-        return [
-            peer
-            for peer, queue in self.queues.items()
-            if queue
-            or peer in self.untried
-            or (peer in self.connected and not self.connected[peer].is_open)
-        ]
-
-    def turn(self, peer: str, chance: random.Random) -> None:
-        """Bring the next message to ``peer``, or learn that it has gone."""
-        self.untried.discard(peer)
-        there = self.connected.get(peer)
-        if there is None:
-            there = self._world.listening.get(self.peers[peer])
-            if there is None:
-                self.take(HostUnreachable(peer))
-                return
-            self.connected[peer] = there
-        if not there.is_open:
-            # ZeroMQ connects again by itself, to whoever listens there then.
-            del self.connected[peer]
-            if chance.random() < 0.8:
-                self.queues[peer].clear()
-            self.take(HostDisconnected(peer, "the connection to it has ended"))
-            return
-        if self.queues[peer]:
-            frames = self.queues[peer].pop(0)
-            if chance.random() < DOUBLED:
-                self._world.copies.append((self.name, self.peers[peer], frames))
-            there.arrive(self.name, frames)
-
-    def arrive(self, sender: str, frames: list[bytes]) -> None:
-        """A message has come."""
-        self.take(HostArrival(sender, [memoryview(frame) for frame in frames]))
-
-
 class _Process:
     """One incarnation of a rank's program."""
 
     def __init__(self, world: ElasticWorld, rank: int) -> None:
         self.world, self.rank = world, rank
-        self.carrier: _Carrier | None = None
+        self.carrier: SimulatedCarrier | None = None
         #: What it should do again as long as it waits for rank 0, if it does.
         self.asks: Callable[[], None] | None = None
         self.error: BaseException | None = None
@@ -162,7 +90,7 @@ class _Process:
             incarnation = f"{world.random.getrandbits(64):x}"
             yield lambda: rank != 0 or "master" not in world.listening
             address = "master" if rank == 0 else f"{rank}:{incarnation}"
-            self.carrier = carrier = _Carrier(world, rank_name(rank, incarnation), address)
+            self.carrier = carrier = SimulatedCarrier(world, rank_name(rank, incarnation), address)
             join = Join(rank, world.ranks, incarnation, address, ())
             side: Any
             if rank == 0:
@@ -284,7 +212,7 @@ class ElasticWorld:
         #: The one rank that has died after its function had returned: the others may end without
         #: the process that was started instead.
         self.late: int | None = None
-        self.listening: dict[str, _Carrier] = {}
+        self.listening: dict[str, SimulatedCarrier] = {}
         #: Copies of messages that come once more: the sender, the address, the message.
         self.copies: list[tuple[str, str, list[bytes]]] = []
         #: How many ranks took the state of a survivor, and messages were not read.

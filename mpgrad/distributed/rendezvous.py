@@ -88,8 +88,8 @@ def meet(
         HostLost: rank 0 has died, and is not started again.
         OSError: rank 0 cannot listen there.
     """
-    address = _resolved(*master)
-    host, port = (address, master[1]) if rank == 0 else (_way_to(address, master[1]), 0)
+    address = resolved(*master)
+    host, port = (address, master[1]) if rank == 0 else (way_to(address, master[1]), 0)
     versions = versions or versions_of_this_process()
     deadline = time.monotonic() + timeout_s + (PATIENCE_S if rank else 0.0)
     while True:
@@ -149,21 +149,26 @@ def rank_name(rank: int, incarnation: str) -> str:
     return f"{rank}.{incarnation}"
 
 
-def _resolved(host: str, port: int) -> str:
+def resolved(host: str, port: int) -> str:
     """The numeric address of ``host``."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ValueError(f"MASTER_ADDR {host!r} has no address: {error.strerror}") from None
+        raise ValueError(f"{host!r} has no address: {error.strerror}") from None
     return str(found[0][4][0])
 
 
-def _way_to(address: str, port: int) -> str:
+def way_to(address: str, port: int) -> str:
     """This machine's address on the way to ``address``."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((address, port))  # sends nothing
         return str(probe.getsockname()[0])
+
+
+def tcp_address(host: str, port: int) -> str:
+    """What a carrier connects to; ``host`` is numeric."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 class RendezvousHost:
@@ -183,14 +188,14 @@ class RendezvousHost:
         self._known: set[str] = set()
         self._early: list[CarrierEvent] = []
         self._own = join.incarnation
-        self._perform(self._rendezvous.handle_event(_joined(join)))
+        self._perform(self._rendezvous.handle_event(joined(join)))
 
     def ask(self) -> None:
         """It asks nobody."""
 
     def take(self, event: CarrierEvent) -> None:
         """What has come."""
-        if isinstance(event, HostArrival) and isinstance(message := _read(event), Join):
+        if isinstance(event, HostArrival) and isinstance(message := read(event), Join):
             self._join(event.sender, message)
         elif isinstance(event, HostArrival) or self.meeting is not None:
             self._early.append(event)
@@ -214,7 +219,7 @@ class RendezvousHost:
         if sender not in self._known:
             self._known.add(sender)
             self.carrier.connect(sender, message.address)
-        self._perform(self._rendezvous.handle_event(_joined(message)))
+        self._perform(self._rendezvous.handle_event(joined(message)))
 
     def _perform(self, answers: list[Answer]) -> None:
         for answer in answers:
@@ -245,8 +250,7 @@ class RendezvousGuest:
         #: Set once all ranks are here.
         self.meeting: Meeting | None = None
         self._early: list[CarrierEvent] = []
-        at = f"[{master[0]}]" if ":" in master[0] else master[0]
-        self._master = f"tcp://{at}:{master[1]}"
+        self._master = tcp_address(*master)
         carrier.connect(MASTER, self._master)
 
     def ask(self) -> None:
@@ -269,7 +273,7 @@ class RendezvousGuest:
             self._hear(event)
 
     def _hear(self, event: HostArrival) -> None:
-        message = _read(event) if event.sender.startswith("0.") else None
+        message = read(event) if event.sender.startswith("0.") else None
         if isinstance(message, Refusal):
             kind = RendezvousTimeout if message.is_timeout else RuntimeError
             raise kind(f"rank 0 refused rank {self._join.rank}: {message.reason}")
@@ -298,12 +302,14 @@ class RendezvousGuest:
         self.meeting = Meeting(self.carrier, (MASTER, *names[1:]), names, self._early)
 
 
-def _joined(join: Join) -> HostJoined:
+def joined(join: Join) -> HostJoined:
+    """What has happened when a process has asked for its rank."""
     member = Participant(join.rank, join.incarnation, join.address)
     return HostJoined(member, join.world_size, join.versions)
 
 
-def _read(event: HostArrival) -> HostMessage | None:
+def read(event: HostArrival) -> HostMessage | None:
+    """The message that has come; None if it is damaged."""
     try:
         return decode_head(event.frames[0])
     except (ProtocolError, IndexError):

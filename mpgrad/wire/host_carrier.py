@@ -51,6 +51,10 @@ class HostCarrier(Protocol):
         """From now on, send to ``peer`` at ``address``; it may not be there yet."""
         ...
 
+    def disconnect(self, peer: str) -> None:
+        """Nothing is sent to ``peer`` any more; this label is not used again."""
+        ...
+
     def send(self, peer: str, frames: Sequence[Any]) -> None:
         """Send; it never waits, and keeps no view of ``frames``."""
         ...

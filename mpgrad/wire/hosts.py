@@ -11,7 +11,7 @@ import msgspec
 
 from mpgrad.errors import ProtocolError
 
-HOSTS_PROTOCOL = 3
+HOSTS_PROTOCOL = 4
 
 #: No head is longer.
 HEAD_BYTES_MAX = 1024 * 1024
@@ -106,6 +106,31 @@ class EndTold(_Head, frozen=True, array_like=True, tag=26):
     """The answer: how often all ranks of this generation have ended what they run together."""
 
     ends: int
+
+
+class Assignment(_Head, frozen=True, array_like=True, tag=27):
+    """Host 0 tells the host of incarnation ``to`` to run these ranks, beside those that it has."""
+
+    to: str
+    host: int
+    #: How many hosts the job has begun with, and how many losses of hosts have led to this.
+    hosts: int
+    losses: int
+    ranks: tuple[int, ...]
+    #: Where rank 0 listens, on host 0.
+    master_port: int
+
+
+class RanksDone(_Head, frozen=True, array_like=True, tag=28):
+    """Ranks of the sender's host have ended well."""
+
+    ranks: tuple[int, ...]
+
+
+class Dismissal(_Head, frozen=True, array_like=True, tag=29):
+    """The job needs the host of incarnation ``to`` no more."""
+
+    to: str
 
 
 class RpcReady(_Head, frozen=True, array_like=True, tag=10):
@@ -264,6 +289,9 @@ HostMessage: TypeAlias = (
     | Disagreement
     | EndAsked
     | EndTold
+    | Assignment
+    | RanksDone
+    | Dismissal
     | RpcMessage
 )
 

@@ -332,6 +332,12 @@ class ZmqHostCarrier:
         self._mouth.setsockopt(zmq.CONNECT_ROUTING_ID, peer.encode())
         self._mouth.connect(address)
 
+    def disconnect(self, peer: str) -> None:
+        [address] = [address for address, known in self._peers.items() if known == peer]
+        del self._peers[address]
+        self._proved.discard(peer)
+        self._mouth.disconnect(address.decode())
+
     def send(self, peer: str, frames: Sequence[bytes | memoryview]) -> None:
         try:
             self._mouth.send_multipart([peer.encode(), *frames], zmq.NOBLOCK)

@@ -124,9 +124,9 @@ class Rendezvous:
             )
         if not 0 <= rank < self._world_size:
             return f"rank {rank} is not below the world size, {self._world_size}"
-        for (what, theirs), (_, ours) in zip(event.versions, self._versions, strict=False):
-            if theirs != ours:
-                return f"rank {rank} has {what} {theirs}, but rank 0 has {what} {ours}"
+        differs = version_that_differs(event.versions, self._versions)
+        if differs:
+            return f"rank {rank} has {differs[0]}, but rank 0 has {differs[1]}"
         if present is not None and not self._replaces:
             return f"rank {rank} is taken by another process, at {present.address}"
         return "" if self.is_open else f"the group is complete, and has no place for rank {rank}"
@@ -151,6 +151,16 @@ class Rendezvous:
         text = f"of {self._world_size} ranks these did not come: {ranks}"
         reasons = [self._refused[rank] for rank in self.missing if rank in self._refused]
         return f"{text} ({'; '.join(reasons)})" if reasons else text
+
+
+def version_that_differs(
+    theirs: Sequence[tuple[str, str]], ours: Sequence[tuple[str, str]]
+) -> tuple[str, str] | None:
+    """The first version that is not equal, in words, of both; None if all are."""
+    for (what, there), (_, here) in zip(theirs, ours, strict=False):
+        if there != here:
+            return f"{what} {there}", f"{what} {here}"
+    return None
 
 
 def newest(commits: Sequence[int]) -> int:
