@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import mpgrad
 from mpgrad.base import config
-
-T = TypeVar("T")
+from mpgrad.launch.rank_options import add_rank_options, argument, processes_of, ranks_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,13 +36,13 @@ def command_line() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a script whose backward passes use worker processes")
     run.add_argument(
         "--cpu-workers",
-        type=_argument(config.parse_worker_count),
+        type=argument(config.parse_worker_count),
         metavar="N",
         help="CPU worker processes (default: MPGRAD_CPU_WORKERS, else as many as there are CPUs)",
     )
     run.add_argument(
         "--gpus",
-        type=_argument(config.parse_gpus),
+        type=argument(config.parse_gpus),
         metavar="all|0,1|none",
         help="GPUs to use (default: MPGRAD_GPUS, else auto)",
     )
@@ -71,7 +70,7 @@ def command_line() -> argparse.ArgumentParser:
         "on a worker is run again here",
     )
     run.add_argument("--serve", action=_NoServer, nargs=0, help=argparse.SUPPRESS)
-    _add_ranks(run)
+    add_rank_options(run)
     run.add_argument(
         "-m", "--module", action="store_true", help="the script is a module, as for python -m"
     )
@@ -136,69 +135,6 @@ def _add_script(command: argparse.ArgumentParser, words: str) -> None:
     )
 
 
-def _add_ranks(run: argparse.ArgumentParser) -> None:
-    """The arguments of programs of several processes, named as torchrun's."""
-    ranks = run.add_argument_group("several processes, as torchrun starts them")
-    count = _argument(config.parse_worker_count)
-    ranks.add_argument(
-        "--nproc-per-node",
-        "--nproc_per_node",
-        type=count,
-        metavar="N",
-        help="run the script in N processes of this host: RANK, WORLD_SIZE and LOCAL_RANK tell "
-        "them apart, and their engines run where they choose (MPGRAD_ENGINE)",
-    )
-    ranks.add_argument(
-        "--nnodes", type=count, default=1, metavar="N", help="hosts that do so (default: 1)"
-    )
-    ranks.add_argument(
-        "--node-rank", "--node_rank", type=int, default=0, metavar="K", help="0 to N-1 (default: 0)"
-    )
-    ranks.add_argument(
-        "--master-addr", "--master_addr", metavar="HOST", help="host 0, as the others reach it"
-    )
-    ranks.add_argument(
-        "--master-port",
-        "--master_port",
-        type=int,
-        default=0,
-        metavar="PORT",
-        help="where rank 0 listens (default, on one host: one that is free)",
-    )
-    ranks.add_argument(
-        "--max-restarts",
-        "--max_restarts",
-        type=_argument(_parse_restarts),
-        default=0,
-        metavar="N",
-        help="start ranks of this host that die again, N times in all (default: 0); see "
-        "mpgrad.distributed.elastic",
-    )
-    ranks.add_argument(
-        "--address",
-        metavar="auto|HOST:PORT",
-        help="a Ray cluster: it chooses the --nnodes hosts, where mpgrad[ray] has to be installed",
-    )
-
-
-def _parse_restarts(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError("expected a whole number")
-    return int(text)
-
-
-def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """``parse`` for argparse, which drops a ValueError's text but shows an ArgumentTypeError's."""
-
-    def convert(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
-
-    return convert
-
-
 def _doctor(options: argparse.Namespace) -> int:
     from mpgrad.launch import doctor
 
@@ -235,8 +171,10 @@ def _run(options: argparse.Namespace) -> int:
     }
     if options.nproc_per_node is None:
         of_ranks = {
-            "nnodes": options.nnodes > 1,
+            "nnodes": options.nnodes.most > 1,
             "max-restarts": options.max_restarts,
+            "rdzv-endpoint": options.rdzv_endpoint,
+            "standalone": options.standalone,
             "address": options.address,
         }
         for name, is_given in of_ranks.items():
@@ -254,32 +192,25 @@ def _run(options: argparse.Namespace) -> int:
             return script.refusal(f"--{name} is for one process: leave out --nproc-per-node")
     if options.address is not None:
         return _run_on_ray(options)
-    if options.nnodes > 1 and not (options.master_addr and options.master_port):
-        return script.refusal("--nnodes needs --master-addr and --master-port, equal on all hosts")
-    if options.nnodes > 1 and config.group_key_file() is None:
-        return script.refusal(
-            "--nnodes needs MPGRAD_GROUP_KEY_FILE: a file of random bytes, equal on all hosts"
-        )
-    if not 0 <= options.node_rank < options.nnodes:
-        return script.refusal(f"--node-rank has to be 0 to {options.nnodes - 1}")
-    from mpgrad.launch.ranks import Ranks, launch_ranks
+    from mpgrad.launch.ranks import launch_ranks
 
-    ranks = Ranks(
-        options.nproc_per_node,
-        options.nnodes,
-        options.node_rank,
-        options.master_addr or "127.0.0.1",
-        options.master_port,
-        options.max_restarts,
-    )
+    try:
+        ranks = ranks_of(options, processes_of(options.nproc_per_node))
+    except ValueError as error:
+        return script.refusal(str(error))
     return launch_ranks(options.script, options.arguments, ranks, **chosen)
 
 
 def _run_on_ray(options: argparse.Namespace) -> int:
     from mpgrad.launch import script
 
-    if options.node_rank or options.master_addr or options.master_port:
-        return script.refusal("--address leaves no choice of --node-rank and --master-addr to you")
+    least, most = options.nnodes
+    if options.node_rank or options.master_addr or options.master_port or options.rdzv_endpoint:
+        return script.refusal(
+            "--address leaves no choice of --node-rank, --master-addr and --rdzv-endpoint to you"
+        )
+    if least < most or isinstance(options.nproc_per_node, str):
+        return script.refusal("--address needs numbers: --nnodes N --nproc-per-node N")
     try:
         from mpgrad.launch.ray_cluster import launch_on_ray
     except ImportError as error:
@@ -297,7 +228,7 @@ def _run_on_ray(options: argparse.Namespace) -> int:
     arguments += [*(["-m"] if options.module else []), options.script, *options.arguments]
     per_node: int = options.nproc_per_node
     cpus = per_node * (options.cpu_workers or 1)
-    return launch_on_ray(options.address, arguments, options.nnodes, per_node, cpus)
+    return launch_on_ray(options.address, arguments, most, per_node, cpus)
 
 
 if __name__ == "__main__":

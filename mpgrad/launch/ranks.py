@@ -12,24 +12,30 @@ import os
 import secrets
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from mpgrad.base import machine
-from mpgrad.launch.script import prepare_log_dir, refusal, why_unreadable
+from mpgrad.errors import HostLost, RendezvousTimeout
+from mpgrad.launch.group_setup import key_file, reserved_port
+from mpgrad.launch.rank_lines import RankLines, say
+from mpgrad.launch.script import MISUSED, prepare_log_dir, refusal, why_unreadable
+from mpgrad.wire.hosts import Assignment
+
+if TYPE_CHECKING:
+    from mpgrad.launch.job_hosts import Endpoint, JobHosts
 
 #: Seconds that the other ranks have after one has failed: they learn of it, and say so.
 AFTER_FAILURE_S = 15.0
 #: Seconds that a rank has to end after SIGTERM or SIGINT.
 AFTER_SIGNAL_S = 30.0
-#: A line that is longer is printed in pieces.
-LINE_BYTES_MAX = 64 * 1024
+#: Seconds between two looks at what other hosts say.
+TURN_S = 0.2
 
 #: Set for a rank: how often it has been started again.
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
@@ -49,10 +55,22 @@ class Ranks(NamedTuple):
     master_port: int = 0
     #: How many ranks of this host that fail are started again.
     restarts_max: int = 0
+    #: The id of the job.
+    run_id: str = "none"
+    #: Where the hosts meet; it decides on the node rank, the master and the ranks of this host.
+    endpoint: Endpoint | None = None
 
     @property
     def world_size(self) -> int:
+        """How many ranks there are on all hosts."""
         return self.per_node * self.nodes
+
+    @property
+    def share_a_host(self) -> bool:
+        """Whether several ranks run on one host, now or once another host is lost."""
+        if self.endpoint is not None and self.endpoint.terms.hosts_min < self.nodes:
+            return True
+        return self.per_node > 1
 
 
 def launch_ranks(
@@ -87,9 +105,6 @@ def launch_ranks(
         return refusal(refused)
     with contextlib.ExitStack() as stack:
         environment = dict(os.environ)
-        if ranks.master_port == 0:
-            reserved = stack.enter_context(reserved_port(ranks.master_address))
-            ranks = ranks._replace(master_port=reserved)
         key = (
             stack.enter_context(key_file(secrets.token_bytes(32)))
             if "MPGRAD_GROUP_KEY_FILE" not in environment
@@ -101,61 +116,30 @@ def launch_ranks(
             environment["MPGRAD_GPUS"] = gpus if isinstance(gpus, str) else ",".join(map(str, gpus))
         if pin is not None:
             environment["MPGRAD_PIN"] = pin
-        if cpu_workers is None:
-            cpu_workers = max(1, machine.available_cpus() // ranks.per_node)
-            environment.setdefault("MPGRAD_CPU_WORKERS", str(cpu_workers))
-        else:
+        if cpu_workers is not None:
             environment["MPGRAD_CPU_WORKERS"] = str(cpu_workers)
-        if ranks.per_node > 1:
+        if ranks.share_a_host:
             environment.setdefault("OMP_NUM_THREADS", "1")
         environment.setdefault("PYTHONUNBUFFERED", "1")
         command = [*(["-m"] if is_module else []), script, *arguments]
-        launcher = stack.enter_context(_Launcher(command, key, ranks.restarts_max, log_dir))
-        for local_rank in range(ranks.per_node):
-            launcher.start({**environment, **_rank_environment(ranks, local_rank)})
+        launcher = _Launcher(command, key, ranks, environment, log_dir)
+        if ranks.endpoint is not None:
+            from mpgrad.launch.job_hosts import job_hosts
+
+            try:
+                hosts = stack.enter_context(job_hosts(ranks.endpoint, launcher.run))
+            except (OSError, ValueError) as error:
+                return refusal(str(error))
+            stack.enter_context(launcher)
+            return launcher.wait(hosts)
+        if ranks.master_port == 0:
+            reserved = stack.enter_context(reserved_port(ranks.master_address))
+            ranks = ranks._replace(master_port=reserved)
+        stack.enter_context(launcher)
+        first = ranks.node_rank * ranks.per_node
+        own = tuple(range(first, first + ranks.per_node))
+        launcher.run(Assignment("", ranks.node_rank, ranks.nodes, 0, own, ranks.master_port))
         return launcher.wait()
-
-
-def _rank_environment(ranks: Ranks, local_rank: int) -> Mapping[str, str]:
-    """What ``torchrun`` sets."""
-    numbers = {
-        "RANK": ranks.node_rank * ranks.per_node + local_rank,
-        "LOCAL_RANK": local_rank,
-        "WORLD_SIZE": ranks.world_size,
-        "LOCAL_WORLD_SIZE": ranks.per_node,
-        "GROUP_RANK": ranks.node_rank,
-        "GROUP_WORLD_SIZE": ranks.nodes,
-        "MASTER_PORT": ranks.master_port,
-        "TORCHELASTIC_MAX_RESTARTS": ranks.restarts_max,
-        RESTART_COUNT: 0,
-    }
-    texts = {"MASTER_ADDR": ranks.master_address, "TORCHELASTIC_RUN_ID": "none"}
-    return texts | {k: str(n) for k, n in numbers.items()}
-
-
-@contextlib.contextmanager
-def reserved_port(address: str) -> Iterator[int]:
-    """A port that nobody else is given, and that rank 0 can listen at.
-
-    The socket is bound and does not listen: so another one with SO_REUSEADDR may take the port, but
-    the kernel draws it for nobody.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((address, 0))
-        yield holder.getsockname()[1]
-
-
-@contextlib.contextmanager
-def key_file(key: bytes) -> Iterator[int]:
-    """A descriptor of memory with a key: it has no name, and ends with its last process."""
-    descriptor = os.memfd_create("mpgrad-group-key", os.MFD_CLOEXEC)
-    try:
-        os.write(descriptor, key)
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(eq=False)
@@ -165,10 +149,7 @@ class _Rank:
     environment: Mapping[str, str]
     process: subprocess.Popen[bytes]
     pidfd: int
-    #: A file that gets what it prints, too.
-    log: IO[bytes] | None = None
-    #: What it has printed since its last line, by stream.
-    unfinished: dict[int, bytes] = field(default_factory=dict)
+    lines: RankLines
 
     @property
     def number(self) -> int:
@@ -181,15 +162,24 @@ class _Launcher:
     Args:
         command: the script and its arguments.
         key: the descriptor of the group's key, which ranks inherit.
-        restarts_max: how many ranks that fail are started again.
+        job: its ranks on all hosts.
+        environment: what all ranks get.
         log_dir: see ``launch_ranks``.
     """
 
     def __init__(
-        self, command: Sequence[str], key: int | None, restarts_max: int, log_dir: str | None
+        self,
+        command: Sequence[str],
+        key: int | None,
+        job: Ranks,
+        environment: Mapping[str, str],
+        log_dir: str | None,
     ) -> None:
         self._command, self._key, self._log_dir = command, key, log_dir
-        self._restarts_max, self._restarts = restarts_max, 0
+        self._job, self._environment = job, environment
+        self._restarts_max, self._restarts = job.restarts_max, 0
+        #: The other hosts, while these are asked what to run.
+        self._hosts: JobHosts | None = None
         #: The first rank that has ended well: the others cannot meet it again.
         self._ended_well: _Rank | None = None
         self._ranks: list[_Rank] = []
@@ -210,8 +200,7 @@ class _Launcher:
         self._drain()
         for rank in self._ranks:
             os.close(rank.pidfd)
-            if rank.log is not None:
-                rank.log.close()
+            rank.lines.close()
             for stream in (rank.process.stdout, rank.process.stderr):
                 if stream is not None:
                     stream.close()
@@ -219,7 +208,47 @@ class _Launcher:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def start(self, environment: Mapping[str, str]) -> None:
+    def run(self, share: Assignment) -> None:
+        """Start ranks, beside those that run here already."""
+        if self._code != 0 or self._next_signal is not None:
+            return  # this host is about to end, and then others get them
+        if self._hosts is not None:
+            what = " of a lost host" if share.losses else ""
+            listed = ", ".join(map(str, share.ranks)) or "none, until another host is lost"
+            say(f"this is host {share.host}, and runs ranks{what}: {listed}")
+        taken = {rank.environment["LOCAL_RANK"] for rank in self._alive}
+        free = [k for k in range(self._job.world_size) if str(k) not in taken]
+        together = len(self._alive) + len(share.ranks)
+        for local_rank, rank in zip(free, share.ranks, strict=False):
+            self._start(self._environment_of(rank, local_rank, together, share))
+
+    def _environment_of(
+        self, rank: int, local_rank: int, local_size: int, share: Assignment
+    ) -> Mapping[str, str]:
+        """What ``torchrun`` sets, and the rank's part of this host."""
+        job, hosts = self._job, self._hosts
+        numbers = {
+            "RANK": rank,
+            "LOCAL_RANK": local_rank,
+            "WORLD_SIZE": job.world_size,
+            "LOCAL_WORLD_SIZE": local_size,
+            "GROUP_RANK": share.host,
+            "GROUP_WORLD_SIZE": share.hosts,
+            "MASTER_PORT": share.master_port,
+            "TORCHELASTIC_MAX_RESTARTS": job.restarts_max,
+            RESTART_COUNT: share.losses,
+        }
+        cpus = str(max(1, machine.available_cpus() // local_size))
+        master = job.master_address if hosts is None else hosts.address
+        return {
+            "MPGRAD_CPU_WORKERS": cpus,
+            **self._environment,
+            **{name: str(number) for name, number in numbers.items()},
+            "MASTER_ADDR": master,
+            "TORCHELASTIC_RUN_ID": job.run_id,
+        }
+
+    def _start(self, environment: Mapping[str, str]) -> None:
         """Start a rank, in a process group of its own."""
         number, key = int(environment["RANK"]), self._key
         # A process of another group than the terminal's may not read from that.
@@ -237,7 +266,7 @@ class _Launcher:
         if self._log_dir is not None:
             mode = "wb" if environment[RESTART_COUNT] == "0" else "ab"
             log = open(os.path.join(self._log_dir, f"rank{number}.log"), mode)  # noqa: SIM115
-        rank = _Rank(environment, process, os.pidfd_open(process.pid), log)
+        rank = _Rank(environment, process, os.pidfd_open(process.pid), RankLines(number, log))
         self._ranks.append(rank)
         self._alive.add(rank)
         self._selector.register(rank.pidfd, selectors.EVENT_READ, (rank, None))
@@ -246,9 +275,14 @@ class _Launcher:
             os.set_blocking(stream.fileno(), False)
             self._selector.register(stream, selectors.EVENT_READ, (rank, sink))
 
-    def wait(self) -> int:
-        """Wait until all have ended; the exit code."""
-        while self._alive:
+    def wait(self, hosts: JobHosts | None = None) -> int:
+        """Wait until all have ended; the exit code.
+
+        Args:
+            hosts: tell what to run here, and where that has ended, too.
+        """
+        self._hosts = hosts
+        while self._alive or self._is_needed():
             for ready, _ in self._selector.select(self._seconds_left()):
                 rank, sink = ready.data
                 if sink is None:
@@ -256,7 +290,40 @@ class _Launcher:
                 else:
                     self._print(rank, ready.fileobj, sink)
             self._signal_in_time()
+            self._ask_hosts()
         return self._code
+
+    # ------------------------------------------------------------------ other hosts
+
+    def _is_needed(self) -> bool:
+        """Whether this host may get ranks, or others need it."""
+        if self._hosts is None or self._code != 0 or self._next_signal is not None:
+            return False
+        return self._hosts.is_needed
+
+    def _ask_hosts(self) -> None:
+        if self._hosts is None:
+            return
+        try:
+            self._hosts.look()
+            return
+        except HostLost as error:
+            text, code = f"host 0 is lost: {error.cause}", 1
+        except RendezvousTimeout as error:
+            text, code = f"RendezvousTimeout: {error}", MISUSED
+        except RuntimeError as error:
+            text, code = str(error), MISUSED
+        self._hosts = None
+        if self._ranks and not self._alive and self._code == 0:
+            return  # all have ended well
+        self._code = self._code or code
+        if self._alive and self._next_signal is None:
+            # Others may run them soon.
+            seconds = 0.0 if self._restarts_max else AFTER_FAILURE_S
+            others = ", ".join(str(rank.number) for rank in self._living())
+            text += f"; ranks {others} have {seconds:g} s to end"
+            self._next_signal = time.monotonic() + seconds, signal.SIGTERM
+        say(text)
 
     # ------------------------------------------------------------------ ends
 
@@ -267,6 +334,8 @@ class _Launcher:
         code = rank.process.wait()
         if code == 0:
             self._ended_well = self._ended_well or rank
+            if self._hosts is not None:
+                self._hosts.end(rank.number)
             return
         how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
         ended = f"rank {rank.number} (process {rank.process.pid}) ended with {how}"
@@ -275,7 +344,7 @@ class _Launcher:
             self._restarts += 1
             say(f"{ended}; it is started again ({self._restarts} of {self._restarts_max} restarts)")
             count = str(int(rank.environment[RESTART_COUNT]) + 1)
-            self.start({**rank.environment, RESTART_COUNT: count})
+            self._start({**rank.environment, RESTART_COUNT: count})
             return
         if self._code == 0:
             self._code = code if code > 0 else 128 - code
@@ -323,12 +392,16 @@ class _Launcher:
             with contextlib.suppress(ProcessLookupError):
                 rank.process.send_signal(signal.SIGKILL if is_second else number)
         if number in ENDING:
+            if not self._alive:
+                self._code = self._code or 128 + number
             self._next_signal = time.monotonic() + AFTER_SIGNAL_S, signal.SIGKILL
 
     def _seconds_left(self) -> float | None:
+        turn = None if self._hosts is None else TURN_S
         if self._next_signal is None:
-            return None
-        return max(0.0, self._next_signal[0] - time.monotonic())
+            return turn
+        left = max(0.0, self._next_signal[0] - time.monotonic())
+        return left if turn is None else min(left, turn)
 
     def _signal_in_time(self) -> None:
         if self._next_signal is None or time.monotonic() < self._next_signal[0]:
@@ -343,25 +416,8 @@ class _Launcher:
     # ------------------------------------------------------------------ what they print
 
     def _print(self, rank: _Rank, stream: Any, sink: IO[str]) -> None:
-        try:
-            data = os.read(stream.fileno(), LINE_BYTES_MAX)
-        except BlockingIOError:
-            return
-        if rank.log is not None:
-            rank.log.write(data)
-            rank.log.flush()
-        number = stream.fileno()
-        text = rank.unfinished.pop(number, b"") + data
-        *lines, rest = text.split(b"\n")
-        if not data or len(rest) >= LINE_BYTES_MAX:
-            lines, rest = ([*lines, rest] if rest else lines), b""
-        if rest:
-            rank.unfinished[number] = rest
-        if not data:
+        if not rank.lines.take(stream, sink):
             self._selector.unregister(stream)
-        if lines:
-            head = f"[rank {rank.number}] ".encode()
-            write(sink, b"".join(head + line + b"\n" for line in lines))
 
     def _drain(self) -> None:
         """Print what is left; nobody writes any more."""
@@ -371,18 +427,3 @@ class _Launcher:
                 return
             for key in ready:
                 self._print(key.data[0], key.fileobj, key.data[1])
-
-
-def write(sink: IO[str], data: bytes) -> None:
-    """To the bytes below, where there are such: lines of ranks need not be text."""
-    with contextlib.suppress(BrokenPipeError):
-        if hasattr(sink, "buffer"):
-            sink.flush()
-            sink.buffer.write(data)
-        else:
-            sink.write(data.decode(errors="replace"))
-        sink.flush()
-
-
-def say(text: str) -> None:
-    write(sys.stderr, f"mpgrad run: {text}\n".encode())

@@ -16,7 +16,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from mpgrad.launch.ranks import LINE_BYTES_MAX, key_file, reserved_port
+from mpgrad.launch.group_setup import key_file, reserved_port
+from mpgrad.launch.rank_lines import LINE_BYTES_MAX
 
 #: What an actor has of Ray, and its child must not have.
 _OF_RAY = ("RAY_", "OMP_NUM_THREADS")

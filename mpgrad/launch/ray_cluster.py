@@ -24,14 +24,8 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from mpgrad.launch.ranks import (
-    AFTER_FAILURE_S,
-    AFTER_SIGNAL_S,
-    ENDING,
-    PASSED_ON,
-    say,
-    write,
-)
+from mpgrad.launch.rank_lines import say, write
+from mpgrad.launch.ranks import AFTER_FAILURE_S, AFTER_SIGNAL_S, ENDING, PASSED_ON
 from mpgrad.launch.ray_agent import RayAgent
 from mpgrad.launch.script import refusal
 

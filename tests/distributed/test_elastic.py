@@ -200,10 +200,13 @@ class Hosts:
         (path / "key").write_bytes(b"k" * 32)
         self._path, self._port, self._arguments = path, port, script_arguments
 
-    def start(self, host: int, restarts: int = 3) -> subprocess.Popen[str]:
-        where = f"--nnodes 3 --node-rank {host} --master-addr 127.0.0.1 --nproc-per-node 1"
+    def start(self, host: int, restarts: int = 3, nodes: str = "") -> subprocess.Popen[str]:
+        """Start one; ``nodes`` has it meet the others, instead of being told where they are."""
+        where = f"--nnodes 3 --master-addr 127.0.0.1 --master-port {self._port}"
+        if nodes:
+            where = f"--nnodes {nodes} --rdzv-endpoint 127.0.0.1:{self._port}"
+        where += f" --node-rank {host} --nproc-per-node 1 --max-restarts {restarts}"
         command = [sys.executable, "-m", "mpgrad", "run", *where.split()]
-        command += ["--master-port", str(self._port), "--max-restarts", str(restarts)]
         return subprocess.Popen(
             [*command, str(self._path / "script.py"), *self._arguments],
             stdout=subprocess.PIPE,
@@ -253,6 +256,44 @@ def test_the_launcher_of_a_host_dies_and_is_started_again(
     again = hosts.start(host)
     with ended(*(launchers[number] for number in range(RANKS) if number != host), again) as said:
         assert again.returncode == 0, said
+    assert saved(directory) == undisturbed
+    assert not left_since(before)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["backward", pytest.param("commit", marks=pytest.mark.long)])
+def test_the_ranks_of_a_lost_host_run_on_the_others(
+    tmp_path: Path, port: int, undisturbed: list[bytes], phase: str
+) -> None:
+    before = Leftovers.now()
+    directory = tmp_path / "saved"
+    hosts = Hosts(tmp_path, port, *arguments(directory, f"{phase}:1:3:agent", "forward:1:5"))
+    launchers = [hosts.start(number, nodes="2:3") for number in range(RANKS)]
+    with ended(*launchers) as said:
+        assert [launcher.returncode for launcher in launchers] == [0, -signal.SIGKILL, 0], said
+    assert "this is host 0, and runs ranks of a lost host: 1" in said[0][1]
+    assert "it is started again (1 of 3 restarts)" in said[0][1]
+    assert "[rank 1] ended 2" in said[0][0].splitlines()
+    assert saved(directory) == undisturbed
+    assert not left_since(before)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_another_host_comes_in_the_place_of_a_lost_one(
+    tmp_path: Path, port: int, undisturbed: list[bytes]
+) -> None:
+    before = Leftovers.now()
+    directory = tmp_path / "saved"
+    hosts = Hosts(tmp_path, port, *arguments(directory, "optimizer:2:4:agent"))
+    launchers = [hosts.start(number, nodes="3") for number in range(RANKS)]
+    with ended(launchers[2]):
+        assert launchers[2].returncode == -signal.SIGKILL
+    again = hosts.start(2, nodes="3")
+    with ended(*launchers[:2], again) as said:
+        assert [one.returncode for one in (*launchers[:2], again)] == [0, 0, 0], said
+    assert "this is host 2, and runs ranks of a lost host: 2" in said[2][1]
     assert saved(directory) == undisturbed
     assert not left_since(before)
 

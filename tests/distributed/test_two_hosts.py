@@ -83,8 +83,18 @@ def hosts() -> Iterator[tuple[str, str]]:
             ip("netns", "del", name)
 
 
+#: What says where the ranks are: a node rank on each host, or the same on both.
+MASTER = ("--nnodes", "2", "--master-addr", ADDRESSES[0], "--master-port", PORT)
+RENDEZVOUS = ("--nnodes", "2", "--rdzv-endpoint", f"{ADDRESSES[0]}:{PORT}", "--rdzv-id", "job")
+
+
 def start(
-    directory: Path, source: str, hosts: tuple[str, str], per_node: int
+    directory: Path,
+    source: str,
+    hosts: tuple[str, str],
+    per_node: int,
+    place: tuple[str, ...] = MASTER,
+    script_arguments: tuple[str, ...] = (),
 ) -> list[subprocess.Popen[str]]:
     """``mpgrad run`` on both hosts."""
     (directory / "script.py").write_text(source)
@@ -95,14 +105,15 @@ def start(
         "PYTHONPATH": path_to(ROOT),
         "MPGRAD_GROUP_KEY_FILE": str(directory / "key"),
     }
-    place = ("--nnodes", "2", "--master-addr", ADDRESSES[0], "--master-port", PORT)
     launched = []
     for number, host in enumerate(hosts):
         command = ["ip", "netns", "exec", host, sys.executable, "-m", "mpgrad", "run", *place]
-        command += ["--node-rank", str(number), "--nproc-per-node", str(per_node)]
+        command += ["--nproc-per-node", str(per_node)]
+        if place is MASTER:
+            command += ["--node-rank", str(number)]
         launched.append(
             subprocess.Popen(
-                [*command, str(directory / "script.py")],
+                [*command, str(directory / "script.py"), *script_arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -120,11 +131,14 @@ def outputs(launched: list[subprocess.Popen[str]]) -> list[str]:
     return [output for output, _ in found]
 
 
-def test_two_hosts_give_the_bits_of_one(tmp_path: Path, hosts: tuple[str, str]) -> None:
+@pytest.mark.parametrize("place", [MASTER, RENDEZVOUS])
+def test_two_hosts_give_the_bits_of_one(
+    tmp_path: Path, hosts: tuple[str, str], place: tuple[str, ...]
+) -> None:
     (tmp_path / "one").mkdir()
     alone = run_ranks(tmp_path / "one", DIGEST, 4)
     assert alone.code == 0, alone.errors
-    text = "".join(outputs(start(tmp_path, DIGEST, hosts, 2)))
+    text = "".join(outputs(start(tmp_path, DIGEST, hosts, 2, place)))
     found = dict(re.findall(r"\[rank \d\] (\d) (\w+)", text))
     expected = dict(line.split() for lines in alone.lines.values() for line in lines)
     assert len(expected) == 4

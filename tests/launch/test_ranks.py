@@ -128,7 +128,7 @@ if os.environ["RANK"] != "1":
     [
         (["--nnodes", "2"], "--nnodes needs --nproc-per-node"),
         (["--max-restarts", "1"], "--max-restarts needs --nproc-per-node"),
-        (["--nproc-per-node", "1", "--nnodes", "2"], "needs --master-addr and --master-port"),
+        (["--nproc-per-node", "1", "--nnodes", "2"], "or --master-addr and --master-port"),
         (["--nproc-per-node", "1", "--node-rank", "1"], "--node-rank has to be 0 to 0"),
         (["--nproc-per-node", "1"], "cannot read 'no such file'"),
     ],
