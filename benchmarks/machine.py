@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 from threadpoolctl import threadpool_info
 
-from mpgrad.base.machine import available_cpus
+from mpgrad.base.machine import available_cpus, processor_name
 
 #: The packages whose versions matter to the figures.
 _PACKAGES = ("mpgrad", "numpy", "pyzmq", "msgspec")
@@ -23,7 +23,7 @@ _BUSY = 0.1
 def describe() -> dict[str, str]:
     """Lines for the header, in order."""
     return {
-        "processor": f"{_cpu_model()}, {available_cpus()} of {os.cpu_count()} CPUs usable",
+        "processor": f"{processor_name()}, {available_cpus()} of {os.cpu_count()} CPUs usable",
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
         "system": f"{platform.system()} {platform.release()} ({platform.machine()})",
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -69,17 +69,6 @@ class OtherPrograms:
 def is_busy(share: float) -> bool:
     """Whether figures measured beside this much other work should not be quoted."""
     return share > _BUSY
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def _version(package: str) -> str:

@@ -19,6 +19,15 @@ _CGROUP_ROOT = "/sys/fs/cgroup"
 _MEMBERSHIP = "/proc/self/cgroup"
 
 
+def processor_name() -> str:
+    """The kind of this machine's processors, in its maker's words."""
+    with contextlib.suppress(OSError):
+        for line in _text("/proc/cpuinfo").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return os.uname().machine
+
+
 def available_cpus() -> int:
     """The whole CPUs that this process may use: affinity and cgroup quota, at least 1."""
     affinity = getattr(os, "sched_getaffinity", None)

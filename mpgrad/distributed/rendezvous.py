@@ -59,6 +59,8 @@ class Meeting(NamedTuple):
     names: tuple[str, ...]
     #: What came for the group already, from ranks that were told earlier, and who has gone since.
     early: Sequence[CarrierEvent]
+    #: Why bits may differ between ranks, in words; rank 0 knows it.
+    differences: str = ""
 
 
 def meet(
@@ -69,6 +71,7 @@ def meet(
     timeout_s: float,
     versions: tuple[tuple[str, str], ...] | None = None,
     *,
+    arithmetic: tuple[tuple[str, str], ...] = (),
     restarts: bool = False,
 ) -> Meeting:
     """Wait until all ranks are here.
@@ -80,6 +83,7 @@ def meet(
         master: where rank 0 listens; a name or a numeric address, and a port.
         timeout_s: how long to wait.
         versions: what has to be equal everywhere.
+        arithmetic: what has to be equal for equal bits.
         restarts: ranks that die are started again: so who waits goes on, whoever dies meanwhile.
 
     Raises:
@@ -96,7 +100,7 @@ def meet(
         incarnation = secrets.token_hex(8)
         name = rank_name(rank, incarnation)
         carrier = _listening(make_carrier, name, host, port, deadline if restarts else 0.0)
-        join = Join(rank, world_size, incarnation, carrier.address, versions)
+        join = Join(rank, world_size, incarnation, carrier.address, versions, arithmetic)
         try:
             if rank == 0:
                 return _wait(RendezvousHost(carrier, join, replaces=restarts), deadline)
@@ -226,7 +230,8 @@ class RendezvousHost:
             if isinstance(answer, SendRoster):
                 members = tuple((m.incarnation, m.address) for m in answer.members)
                 names = tuple(rank_name(m.rank, m.incarnation) for m in answer.members)
-                self.meeting = Meeting(self.carrier, names, names, self._early)
+                differences = self._rendezvous.differences()
+                self.meeting = Meeting(self.carrier, names, names, self._early, differences)
                 self._tell(answer.to, Roster(members))
             else:
                 self._tell(answer.to, Refusal(answer.reason, answer.is_timeout))
@@ -305,7 +310,7 @@ class RendezvousGuest:
 def joined(join: Join) -> HostJoined:
     """What has happened when a process has asked for its rank."""
     member = Participant(join.rank, join.incarnation, join.address)
-    return HostJoined(member, join.world_size, join.versions)
+    return HostJoined(member, join.world_size, join.versions, join.arithmetic)
 
 
 def read(event: HostArrival) -> HostMessage | None:

@@ -11,6 +11,8 @@ import threading
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from mpgrad.base.standard_streams import say
+from mpgrad.distributed.arithmetic import arithmetic_of_this_process
 from mpgrad.distributed.group_key import group_key
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.rendezvous import meet
@@ -35,6 +37,8 @@ class _Joined:
         self.lock = threading.Lock()
         self.thread: MemberThread | None = None
         self.users = 0
+        #: What was last said of ranks that compute otherwise than this one.
+        self.said = ""
         #: Threads of the parent process: a forked child must not touch what belongs to them.
         self.of_parents: list[object] = []
 
@@ -66,7 +70,16 @@ def join_world(where: Whereabouts, timeout_s: float, *, encrypt: bool) -> Member
 
                 return ZmqHostCarrier(key, name, host, port, encrypt=encrypt)
 
-            meeting = meet(make_carrier, *where, timeout_s, restarts=restarts_max() > 0)
+            meeting = meet(
+                make_carrier,
+                *where,
+                timeout_s,
+                arithmetic=arithmetic_of_this_process(),
+                restarts=restarts_max() > 0,
+            )
+            if meeting.differences not in ("", _joined.said):
+                _joined.said = meeting.differences
+                say(f"bits may differ between ranks: {meeting.differences}")
             thread = _joined.thread = MemberThread(where.rank, meeting)
         elif (thread.member.rank, thread.member.ranks) != where[:2]:
             raise ValueError(

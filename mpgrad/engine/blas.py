@@ -54,6 +54,17 @@ class blas_limit:
                 _restore()
 
 
+def blas_of_arrays() -> tuple[str, int]:
+    """The BLAS library that multiplies arrays here, with its kernels; how many threads it uses."""
+    found = ThreadpoolController().select(user_api="blas").info()
+    # SciPy, where it is loaded, has one of its own.
+    for library in sorted(found, key=lambda library: "scipy.libs" in library["filepath"]):
+        kernels = library.get("architecture") or ""
+        name = f"{library['internal_api']} {library['version']} {kernels}".rstrip()
+        return name, library["num_threads"]
+    return "unknown", 1
+
+
 def _libraries() -> list[tuple[Callable[[], int], Callable[[int], object]]]:
     """For each BLAS library of this process what gives its number of threads, and what sets it.
     The search takes milliseconds: only after imports.

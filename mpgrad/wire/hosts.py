@@ -31,6 +31,8 @@ class Join(_Head, frozen=True, array_like=True, tag=1):
     incarnation: str
     address: str
     versions: tuple[tuple[str, str], ...]
+    #: What decides how the sender's numbers round: (what, which).
+    arithmetic: tuple[tuple[str, str], ...] = ()
 
 
 class Roster(_Head, frozen=True, array_like=True, tag=2):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mpgrad as mg
 import mpgrad.distributed as dist
+from mpgrad.base import machine
 from tests.distributed.ranks import run_ranks
 
 #: Prints a line for each thing that is right; an assertion names what is not.
@@ -191,3 +193,31 @@ def test_the_sum_of_a_tree() -> None:
     parts = [mg.tensor([1e8]), mg.tensor([1.0]), mg.tensor([-1e8]), mg.tensor([1.0])]
     assert dist.tree_sum(parts).item() == 0.0
     assert dist.tree_sum(parts[:1]).item() == 1e8
+
+
+DIFFERS = """
+import os, sys
+assert "numpy" not in sys.modules
+if os.environ["RANK"] == "1":
+    os.environ["OMP_NUM_THREADS"] = "2"
+import numpy
+numpy.__version__ += os.environ["RANK"].replace("0", "")
+import mpgrad.distributed as dist
+dist.init_process_group()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_ranks_that_compute_otherwise_are_named_in_one_line(tmp_path: Path) -> None:
+    ran = run_ranks(tmp_path, DIFFERS, 2)
+    assert ran.code == 0, ran.errors
+    (line,) = ran.errors.splitlines()
+    version = np.__version__
+    text = "[rank 0] mpgrad: bits may differ between ranks: the NumPy of rank 1 is "
+    assert line.startswith(f"{text}{version}1, but that of rank 0 {version}"), line
+    if machine.available_cpus() > 1:
+        assert "the number of BLAS threads of rank 1 is 2, but that of rank 0 1" in line
+    ran = run_ranks(tmp_path, "import mpgrad.distributed as d\nd.init_process_group()", 2)
+    assert (ran.code, ran.errors) == (0, "")

@@ -158,6 +158,20 @@ def test_a_rank_is_one_process() -> None:
     assert meeting.missing == [0, 1, 2]
 
 
+def test_who_computes_otherwise_is_named() -> None:
+    meeting = Rendezvous(4, VERSIONS)
+    usual = (("the processor", "EPYC"), ("the NumPy", "2.3.0"))
+    for rank, arithmetic in enumerate((usual, (usual[0], ("the NumPy", "2.1.0")), usual)):
+        meeting.handle_event(joined(rank, size=4)._replace(arithmetic=arithmetic))
+    assert meeting.differences() == "the NumPy of rank 1 is 2.1.0, but that of rank 0 2.3.0"
+    other = (("the processor", "Xeon"), ("the NumPy", "2.1.0"))
+    meeting.handle_event(joined(3, size=4)._replace(arithmetic=other))
+    assert meeting.differences() == (
+        "the NumPy of rank 1, 3 is 2.1.0, but that of rank 0 2.3.0; "
+        "the processor of rank 3 is Xeon, but that of rank 0 EPYC"
+    )
+
+
 def test_a_roster_that_was_lost_is_sent_again() -> None:
     meeting = Rendezvous(2, VERSIONS)
     meeting.handle_event(joined(0, size=2))

@@ -27,6 +27,8 @@ class HostJoined(NamedTuple):
     world_size: int
     #: What has to be equal everywhere: (what it is, its version), in one order.
     versions: tuple[tuple[str, str], ...]
+    #: What decides how its numbers round, in the same form: it may differ.
+    arithmetic: tuple[tuple[str, str], ...] = ()
 
 
 class HostGone(NamedTuple):
@@ -75,6 +77,7 @@ class Rendezvous:
         self._versions = tuple(versions)
         self._replaces = replaces
         self._members: dict[int, Participant] = {}
+        self._arithmetic: dict[int, tuple[tuple[str, str], ...]] = {}
         self._refused: dict[int, str] = {}
         self.is_open = True
 
@@ -110,6 +113,7 @@ class Rendezvous:
                 self._refused[member.rank] = reason
             return [RefuseHost(member, reason, is_timeout=False)]
         self._members[member.rank] = member
+        self._arithmetic[member.rank] = event.arithmetic
         if self.missing:
             return []
         self.is_open = False
@@ -144,6 +148,18 @@ class Rendezvous:
             for rank in range(self._world_size)
             if rank in self._members
         ]
+
+    def differences(self) -> str:
+        """What may give ranks other bits than rank 0, in words; nothing if all is equal."""
+        ranks: dict[tuple[str, str, str], list[int]] = {}
+        for rank, arithmetic in sorted(self._arithmetic.items()):
+            for (what, here), (_, there) in zip(self._arithmetic[0], arithmetic, strict=False):
+                if here != there:
+                    ranks.setdefault((what, there, here), []).append(rank)
+        return "; ".join(
+            f"{what} of rank {', '.join(map(str, others))} is {there}, but that of rank 0 {here}"
+            for (what, there, here), others in ranks.items()
+        )
 
     def why_incomplete(self) -> str:
         """The ranks that did not come, in words, and why those that were refused were."""
