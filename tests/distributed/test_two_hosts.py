@@ -151,3 +151,56 @@ def test_a_cut_cable_is_a_lost_host_on_both_sides(tmp_path: Path, hosts: tuple[s
     assert wait_until(lambda: all((tmp_path / f"met {rank}").exists() for rank in (0, 1)))
     assert ip("-n", hosts[1], "link", "set", "cable", "down").returncode == 0
     assert outputs(launched) == ["[rank 0] lost 1\n", "[rank 1] lost 0\n"]
+
+
+#: Counts, and saves what it comes to; at step 3 it waits until the cable is cut.
+OUTLIVES = """
+import os, pathlib, sys
+import mpgrad as mg
+import mpgrad.distributed as dist
+from mpgrad.distributed import elastic
+
+here, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
+dist.init_process_group()
+
+@elastic.run
+def train(state):
+    while state.step < 6:
+        if state.step == 3:
+            (here / f"met {rank}").touch()
+            while not (here / "cut").exists():
+                pass
+        part = mg.rand(1000) + state.total * 0.1
+        dist.all_reduce(part)
+        state.total, state.step = part, state.step + 1
+        state.commit()
+    return state.total
+
+mg.manual_seed(7)
+total = train(elastic.State(step=0, total=mg.zeros(1000)))
+(here / f"saved {rank}").write_bytes(total.numpy().tobytes())
+"""
+
+
+@pytest.mark.long
+def test_the_ranks_of_a_host_that_is_cut_off_end_there_and_run_elsewhere(
+    tmp_path: Path, hosts: tuple[str, str]
+) -> None:
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    alone.mkdir()
+    both.mkdir()
+    (alone / "cut").touch()
+    ran = run_ranks(alone, OUTLIVES, 4, "--max-restarts", "1", script_arguments=[str(alone)])
+    assert ran.code == 0, ran.errors
+    place = ("--nnodes", "1:2", *RENDEZVOUS[2:], "--max-restarts", "1")
+    launched = start(both, OUTLIVES, hosts, 2, place, (str(both),))
+    assert wait_until(lambda: all((both / f"met {rank}").exists() for rank in range(4)))
+    assert ip("-n", hosts[1], "link", "set", "cable", "down").returncode == 0
+    (both / "cut").touch()
+    said = [launcher.communicate(timeout=HANGS_S) for launcher in launched]
+    assert [launcher.returncode for launcher in launched] == [0, 1], said
+    assert "this is host 0, and runs ranks of a lost host: 2, 3" in said[0][1]
+    assert "host 0 is lost: " in said[1][1]
+    assert "ranks 2, 3 have 0 s to end" in said[1][1]
+    saved = [[(path / f"saved {k}").read_bytes() for k in range(4)] for path in (alone, both)]
+    assert saved[0] == saved[1]
