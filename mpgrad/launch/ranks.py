@@ -316,13 +316,15 @@ class _Launcher:
         self._hosts = None
         if self._ranks and not self._alive and self._code == 0:
             return  # all have ended well
-        self._code = self._code or code
+        # Where nothing is started again, ranks say themselves what it means to them. Else others
+        # may run them soon.
+        seconds = 0.0 if self._restarts_max else AFTER_FAILURE_S
         if self._alive and self._next_signal is None:
-            # Others may run them soon.
-            seconds = 0.0 if self._restarts_max else AFTER_FAILURE_S
             others = ", ".join(str(rank.number) for rank in self._living())
             text += f"; ranks {others} have {seconds:g} s to end"
             self._next_signal = time.monotonic() + seconds, signal.SIGTERM
+        if not (self._alive and seconds):
+            self._code = self._code or code
         say(text)
 
     # ------------------------------------------------------------------ ends

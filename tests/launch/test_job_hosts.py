@@ -224,6 +224,29 @@ def test_a_host_that_is_lost_and_not_replaced_ends_the_job(tmp_path: Path, endpo
     assert not left_since(before)
 
 
+def test_without_restarts_ranks_say_how_they_end(tmp_path: Path, endpoint: str) -> None:
+    before = Leftovers.now()
+    source = """
+import os, pathlib, sys
+if os.environ["RANK"] == "0":
+    sys.exit(7)
+while not pathlib.Path(__file__).with_name("lost").exists():
+    pass
+sys.exit(9)
+"""
+    launchers = Launchers(tmp_path, endpoint, source)
+    arguments = ("--nnodes", "2", "--nproc-per-node", "1")
+    first, other = (launchers.start(*arguments, "--node-rank", str(k)) for k in range(2))
+    assert other.stderr is not None
+    assert next(line for line in other.stderr if "host 0 is lost: " in line).endswith(
+        "; ranks 1 have 15 s to end\n"
+    )
+    (tmp_path / "lost").touch()
+    launchers.outputs()
+    assert (first.returncode, other.returncode) == (7, 9)
+    assert not left_since(before)
+
+
 def test_a_signal_ends_a_host_that_waits(launchers: Launchers) -> None:
     process = launchers.start("--nnodes", "2", "--nproc-per-node", "1")
     status = Path(f"/proc/{process.pid}/status")
