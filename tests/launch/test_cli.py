@@ -227,3 +227,4 @@ def test_shells_can_complete_it() -> None:
         text = shtab.complete(cli.command_line(), shell=shell)
         assert "--cpu-workers" in text
         assert "doctor" in text
+        assert "--rdzv-endpoint" in text
