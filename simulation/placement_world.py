@@ -208,7 +208,7 @@ class PlacementWorld:
         first = self.launchers[0].side
         assert isinstance(first, FirstHost)
         return not any(one.carrier.broken for one in hosts) and all(
-            one.number == 0 or one.incarnation in first._labels for one in hosts
+            one.incarnation in first._placement._hosts for one in hosts
         )
 
     def _fault(self) -> None:

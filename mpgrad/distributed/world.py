@@ -12,7 +12,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from mpgrad.base.standard_streams import say
-from mpgrad.distributed.arithmetic import arithmetic_of_this_process
+from mpgrad.distributed.equal_bits import arithmetic_of_this_process
 from mpgrad.distributed.group_key import group_key
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.rendezvous import meet

@@ -39,7 +39,7 @@ from mpgrad.wire.zeromq import ZmqHostCarrier
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EADDRINUSE)
 
 
-class Endpoint(NamedTuple):
+class MeetingPoint(NamedTuple):
     """Where the hosts meet, and how."""
 
     host: str
@@ -87,7 +87,7 @@ class JobHosts:
 
 
 @contextmanager
-def job_hosts(endpoint: Endpoint, run: RunRanks) -> Iterator[JobHosts]:
+def job_hosts(endpoint: MeetingPoint, run: RunRanks) -> Iterator[JobHosts]:
     """This host among the others, until it leaves them.
 
     Args:
@@ -134,7 +134,7 @@ def job_hosts(endpoint: Endpoint, run: RunRanks) -> Iterator[JobHosts]:
         yield JobHosts(side, endpoint.host)
 
 
-def _versions(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
+def _versions(endpoint: MeetingPoint) -> tuple[tuple[str, str], ...]:
     terms = endpoint.terms
     nodes = str(terms.hosts_max)
     if terms.hosts_min < terms.hosts_max:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from mpgrad.base import config, machine
 
 if TYPE_CHECKING:
-    from mpgrad.launch.job_hosts import Endpoint
+    from mpgrad.launch.job_hosts import MeetingPoint
     from mpgrad.launch.ranks import Ranks
 
 T = TypeVar("T")
@@ -169,17 +169,17 @@ def ranks_of(options: argparse.Namespace, per_node: int) -> Ranks:
     )
 
 
-def _endpoint(options: argparse.Namespace, per_node: int) -> Endpoint:
+def _endpoint(options: argparse.Namespace, per_node: int) -> MeetingPoint:
     # Imported here: only this needs ZeroMQ.
     from mpgrad.distributed.hosts_of_job import JobTerms
-    from mpgrad.launch.job_hosts import Endpoint
+    from mpgrad.launch.job_hosts import MeetingPoint
     from mpgrad.scheduler.hosts.rank_placement import ANY
 
     host, port = options.rdzv_endpoint
     least, most = options.nnodes
     terms = JobTerms(least, most, per_node, options.max_restarts > 0)
     node_rank = ANY if options.node_rank is None else options.node_rank
-    return Endpoint(host, port, options.rdzv_id, node_rank, terms._replace(**options.rdzv_conf))
+    return MeetingPoint(host, port, options.rdzv_id, node_rank, terms._replace(**options.rdzv_conf))
 
 
 def processes_of(wanted: int | str) -> int:

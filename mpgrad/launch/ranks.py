@@ -28,7 +28,7 @@ from mpgrad.launch.script import MISUSED, prepare_log_dir, refusal, why_unreadab
 from mpgrad.wire.hosts import Assignment
 
 if TYPE_CHECKING:
-    from mpgrad.launch.job_hosts import Endpoint, JobHosts
+    from mpgrad.launch.job_hosts import JobHosts, MeetingPoint
 
 #: Seconds that the other ranks have after one has failed: they learn of it, and say so.
 AFTER_FAILURE_S = 15.0
@@ -58,7 +58,7 @@ class Ranks(NamedTuple):
     #: The id of the job.
     run_id: str = "none"
     #: Where the hosts meet; it decides on the node rank, the master and the ranks of this host.
-    endpoint: Endpoint | None = None
+    endpoint: MeetingPoint | None = None
 
     @property
     def world_size(self) -> int:

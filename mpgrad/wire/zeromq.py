@@ -286,6 +286,8 @@ class ZmqHostCarrier:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
             self._ear = self._socket(encrypt, is_server=True)
+            # A peer that connects again may be faster than the end of its last connection.
+            self._ear.setsockopt(zmq.ROUTER_HANDOVER, 1)
             self._mouth = self._socket(encrypt, is_server=False)
             self._mouth.routing_id = identity_of(key, HOSTS, name)
             self._mouth.setsockopt(zmq.ROUTER_MANDATORY, 1)

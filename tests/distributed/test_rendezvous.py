@@ -23,6 +23,7 @@ from mpgrad.scheduler.hosts.host_membership import (
     Rendezvous,
     SendRoster,
 )
+from mpgrad.wire.host_carrier import HostArrival
 from mpgrad.wire.zeromq import ZmqHostCarrier
 from tests.leftovers import wait_until
 
@@ -128,6 +129,28 @@ def test_a_rank_that_goes_without_farewell_is_lost(port: int) -> None:
             assert wait_until(lambda thread=thread: thread.member.membership.loss is not None)
             assert thread.member.membership.loss.rank == 2
         left(threads)
+
+
+def test_a_peer_that_was_disconnected_can_have_another_label() -> None:
+    here, there = carriers()("0.0", "127.0.0.1", 0), carriers()("1.0", "127.0.0.1", 0)
+
+    def heard() -> list[bytes]:
+        found = there.receive(100)
+        return [bytes(e.frames[0]) for e in found if isinstance(e, HostArrival)]
+
+    try:
+        for k in range(3):
+            here.connect(f"{k}", there.address)
+            here.send(f"{k}", [b"%d" % k])
+            got: list[bytes] = []
+            assert wait_until(lambda got=got: bool(got.extend(heard()) or got))
+            assert got == [b"%d" % k]
+            here.disconnect(f"{k}")
+            here.send(f"{k}", [b"to nobody"])
+        assert heard() == []
+    finally:
+        here.close(0)
+        there.close(0)
 
 
 def test_a_timeout_of_a_year_is_one() -> None:

@@ -6,7 +6,7 @@ come and go. A host keeps what it was given until it is lost: so nothing is ever
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -187,10 +187,11 @@ class RankPlacement:
         taken = {host.number for host in self._hosts.values()}
         return min(number for number in range(self._max) if number not in taken)
 
-    def _assignment(self, host: _Host, ranks: Iterable[int]) -> AssignRanks:
-        ranks = tuple(ranks)
-        host.ranks.update(ranks)
-        return AssignRanks(host.participant, host.number, self._begun_with, ranks, len(self._lost))
+    def _assignment(self, host: _Host, new: Sequence[int]) -> AssignRanks:
+        host.ranks.update(new)
+        return AssignRanks(
+            host.participant, host.number, self._begun_with, tuple(new), len(self._lost)
+        )
 
     # ------------------------------------------------------------------ who goes
 
