@@ -213,9 +213,11 @@ class _Launcher:
         if self._code != 0 or self._next_signal is not None:
             return  # this host is about to end, and then others get them
         if self._hosts is not None:
-            what = " of a lost host" if share.losses else ""
-            listed = ", ".join(map(str, share.ranks)) or "none, until another host is lost"
-            say(f"this is host {share.host}, and runs ranks{what}: {listed}")
+            what = "ranks of a lost host" if share.losses else "ranks"
+            does = f"runs {what}: {', '.join(map(str, share.ranks))}"
+            if not share.ranks:
+                does = "waits until another host is lost"
+            say(f"this is host {share.host}, and {does}")
         taken = {rank.environment["LOCAL_RANK"] for rank in self._alive}
         free = [k for k in range(self._job.world_size) if str(k) not in taken]
         together = len(self._alive) + len(share.ranks)

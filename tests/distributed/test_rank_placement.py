@@ -136,3 +136,4 @@ def test_without_restarts_and_after_an_end_nothing_is_started() -> None:
     assert placement.awaited == [2]
     assert placement.handle_event(HostGone("c")) == []
     assert placement.awaited == []
+    assert placement.handle_event(came("d")) == [DismissHost(came("d").member)]

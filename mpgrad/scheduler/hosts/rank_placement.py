@@ -149,6 +149,8 @@ class RankPlacement:
             return self._begin() if len(self._hosts) == self._max else []
         if host.number == ANY:
             host.number = self._free_number()
+        if self._ended:
+            return [DismissHost(host.participant)]
         return self._place() or [self._assignment(host, ())]
 
     def _admit(self, event: HostJoined) -> _Host:
