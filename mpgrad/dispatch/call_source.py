@@ -31,8 +31,13 @@ def is_written_out(operator: Operator) -> bool:
     return not operator.variadic and operator.outputs == 1
 
 
-def call_source(operator: Operator) -> str:
-    """``def call(*inputs, *, **attributes)``: runs forward, and records the call if necessary."""
+def call_source(operator: Operator, *, looks_for_modes: bool = True) -> str:
+    """``def call(*inputs, *, **attributes)``: runs forward, and records the call if necessary.
+
+    Args:
+        operator: the operator.
+        looks_for_modes: whether the call may be under operator modes, or on a GPU.
+    """
     if not is_written_out(operator):
         return (
             "def call(*inputs, **attributes):\n"
@@ -45,9 +50,10 @@ def call_source(operator: Operator) -> str:
     lines = [
         f"def call({', '.join([*inputs, *(['*', *attributes] if attributes else [])])}):",
         *[line for name in attributes for line in _as_number(name)],
-        "    if MODES.entered or CUDA.in_use:",
-        f"        return call_anywhere(operator, {given})",
     ]
+    if looks_for_modes:
+        lines.append("    if MODES.entered or CUDA.in_use:")
+        lines.append(f"        return call_anywhere(operator, {given})")
     for at, name in enumerate(inputs):
         lines += _opened(name, operator.is_differentiable(at))
     lines += [

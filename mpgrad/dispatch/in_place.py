@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,7 @@ def call_in_place(
     """
     refuse_inference_tensor(tensor)
     refuse_shared_elements(tensor, others)
+    started = perf_counter() if MODES.observer is not None else 0.0
     pending = begin_change(operator, tensor, others, attributes)
     if write is None:
         write = functools.partial(_copy_result, operator, attributes)
@@ -85,6 +87,8 @@ def call_in_place(
         if isinstance(pending._grad_fn, OperatorNode):
             save_results(pending._grad_fn, [pending])
         rebase(tensor, pending)
+    if MODES.observer is not None:
+        MODES.observer(operator, (tensor, *others), started, tensor)
     return tensor
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,13 @@ from mpgrad.devices.device_arrays import (
     moved,
     on,
 )
-from mpgrad.dispatch.call_source import LOOKS, call_source, looked_at, record_source
+from mpgrad.dispatch.call_source import (
+    LOOKS,
+    call_source,
+    is_written_out,
+    looked_at,
+    record_source,
+)
 from mpgrad.dispatch.operator_mode import MODES
 from mpgrad.dispatch.operator_node import OperatorNode, node_class
 from mpgrad.errors import add_note
@@ -66,6 +73,16 @@ def _caller_of(operator: Operator) -> Callable[..., Any]:
     own = {"operator": operator, "forward": operator.forward, "recorders": operator.recorders}
     place = f"call {operator.name}"
     return compiled("call", call_source(operator), {**_KNOWN, **own}, place)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _observed_caller_of(operator: Operator) -> Callable[..., Any]:
+    """The same for calls that an observer hears of, without modes and GPUs."""
+    if not is_written_out(operator):
+        return lambda *inputs, **attributes: _call_anywhere(operator, inputs, attributes)
+    own = {"operator": operator, "forward": operator.forward, "recorders": operator.recorders}
+    source, place = call_source(operator, looks_for_modes=False), f"observed {operator.name}"
+    return compiled("call", source, {**_KNOWN, **own}, place)  # type: ignore[no-any-return]
 
 
 def recorder_of(operator: Operator, needs: tuple[bool, ...]) -> Callable[..., None]:
@@ -116,6 +133,21 @@ def look_of(value: Any) -> tuple[tuple[int, ...], Any]:
 
 def call_anywhere(operator: Operator, inputs: Sequence[Any], attributes: dict[str, Any]) -> Any:
     """As :func:`call`, for any operator and device, with or without operator modes."""
+    observer = MODES.observer
+    if observer is None:
+        return _call_anywhere(operator, inputs, attributes)
+    result, started = None, perf_counter()
+    try:
+        if MODES.has_observer_only and not CUDA.in_use:
+            result = _observed_caller_of(operator)(*inputs, **attributes)
+        else:
+            result = _call_anywhere(operator, inputs, attributes)
+        return result
+    finally:
+        observer(operator, inputs, started, result)
+
+
+def _call_anywhere(operator: Operator, inputs: Sequence[Any], attributes: dict[str, Any]) -> Any:
     for name, value in attributes.items():
         if isinstance(value, HOLDERS):
             attributes = {**attributes, name: number_of(operator, value)}
@@ -125,7 +157,7 @@ def call_anywhere(operator: Operator, inputs: Sequence[Any], attributes: dict[st
         if device is not CPU:
             if not is_current(device):
                 with on(device):
-                    return call_anywhere(operator, inputs, attributes)
+                    return _call_anywhere(operator, inputs, attributes)
             xp, inputs = cuda_namespace(), tuple(on_device_of(operator, inputs, device))
     arrays = [value._array if isinstance(value, Tensor) else value for value in inputs]
     if MODES.entered:

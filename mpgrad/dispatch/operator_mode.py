@@ -1,13 +1,14 @@
 """OperatorMode: sees every operator that runs on its thread, and may replace its forward.
 
-It is at the level of PyTorch's TorchDispatchMode, below autograd: the recording does not change.
+It is at the level of PyTorch's TorchDispatchMode, below autograd: the recording does not change. An
+observer only hears of operators: under it they run as they do without it.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpgrad.base.thread_state import PerThread
 
@@ -53,20 +54,26 @@ class _Entered(PerThread):
     modes: tuple[OperatorMode, ...] = ()
 
 
+#: Hears of each operator that has run: the operator, its inputs, when it began (``perf_counter``),
+#: and its results; None as the results if it failed.
+Observer: TypeAlias = "Callable[[Operator, Sequence[Any], float, Any], None]"
+
+
 class OperatorModes:
-    """The modes of every thread.
+    """The modes of every thread, and the observer of all of them.
 
     Attributes:
-        entered: the modes in force on all threads together; nearly always none, and then calls
-            need not look up their thread.
+        entered: the modes in force on all threads together, and the observer; nearly always none,
+            and then calls need not look up their thread.
+        observer: hears of the operators of all threads.
     """
 
-    __slots__ = ("_everywhere", "_mine", "entered")
+    __slots__ = ("_mine", "entered", "observer")
 
     def __init__(self) -> None:
-        self.entered: list[OperatorMode] = []
+        self.entered: list[OperatorMode | Observer] = []
+        self.observer: Observer | None = None
         self._mine = _Entered()
-        self._everywhere: tuple[OperatorMode, ...] = ()
 
     def push(self, mode: OperatorMode) -> None:
         self._mine.modes = (*self._mine.modes, mode)
@@ -82,17 +89,20 @@ class OperatorModes:
         if not modes or modes[-1] is not mode:
             raise RuntimeError("operator modes are left in another order than they were entered")
         self._mine.modes = modes[:-1]
-        self.entered.pop()  # only the number of entries matters
+        self.entered.remove(mode)
 
-    def push_everywhere(self, mode: OperatorMode) -> None:
-        """Let ``mode`` see the forward of operators on all threads, behind their own modes."""
-        self._everywhere = (*self._everywhere, mode)
-        self.entered.append(mode)
+    def observe(self, observer: Observer | None) -> None:
+        """Let ``observer`` hear of every operator on all threads; None ends this."""
+        if self.observer is not None:
+            self.entered.remove(self.observer)
+        self.observer = observer
+        if observer is not None:
+            self.entered.append(observer)
 
-    def pop_everywhere(self, mode: OperatorMode) -> None:
-        """The end of :meth:`push_everywhere`, on any thread."""
-        self._everywhere = tuple([other for other in self._everywhere if other is not mode])
-        self.entered.pop()
+    @property
+    def has_observer_only(self) -> bool:
+        """Whether no mode is in force on any thread."""
+        return len(self.entered) == 1 and self.observer is not None
 
     def forward(
         self,
@@ -102,7 +112,7 @@ class OperatorModes:
         run: Callable[[], Any],
     ) -> Any:
         """One operator's forward as the modes of this thread run it."""
-        for mode in (*self._everywhere, *self._mine.modes):
+        for mode in self._mine.modes:
             run = functools.partial(mode.forward, operator, inputs, attributes, run)
         return run()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
@@ -12,8 +12,16 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
-from mpgrad.autograd.profiling.backward_run import TaskRun
-from mpgrad.autograd.profiling.ranges import ENGINE, RUNNING, WAITING, Recording, current_run
+from mpgrad.autograd.profiling.backward_run import BackwardRun, TaskRun
+from mpgrad.autograd.profiling.ranges import (
+    ENGINE,
+    RUNNING,
+    WAITING,
+    NodeNotes,
+    Range,
+    Recording,
+    current_run,
+)
 from mpgrad.autograd.profiling.task_times import unpack_times
 from mpgrad.autograd.running.collector import collector_held_for
 from mpgrad.autograd.running.running_backward import innermost
@@ -312,16 +320,37 @@ class _Profiled:
     def note(self, frozen: FrozenGraph, handover: Handover, outcome: CompleteGraph) -> None:
         """When workers ran which Nodes; the waiting is over."""
         run, recording = self._run, self._recording
-        for task, slot, _, copied, times in outcome.ran:
-            if times is None:
-                continue
-            found = unpack_times(times)
-            ran = [member.node for member in that_ran(frozen, self._planned.groups[task])]
-            where = TaskRun(task, slot, found.attempt, found.started, found.ended)
-            recording.note_nodes(run, frozen, ran, found.nodes, where)
-            if run is not None:
-                run.copied_bytes += copied
+        recording.later(
+            partial(
+                _worker_ranges,
+                run,
+                recording.notes_of(run, frozen, range(len(frozen.nodes))),
+                frozen.runs,
+                self._planned,
+                outcome.ran,
+            )
+        )
         if run is not None and self._waits_from is not None:
             recording.note("wait for workers", WAITING, self._waits_from, perf_counter())
             run.handed_bytes = handover.handed_bytes
             run.copied_bytes += handover.copied_bytes
+
+
+def _worker_ranges(
+    run: BackwardRun | None,
+    notes: NodeNotes,
+    runs: Sequence[bool],
+    planned: Plan,
+    ran: Sequence[tuple[int, int, int, int, bytes | None]],
+) -> Iterator[Range]:
+    """The ranges of Nodes that workers ran, as ``ran`` reports them; ``run`` gets its tasks."""
+    for task, slot, _, copied, times in ran:
+        if times is None:
+            continue
+        found = unpack_times(times)
+        where = TaskRun(task, slot, found.attempt, found.started, found.ended)
+        members = that_ran(runs, planned.groups[task])
+        yield from notes.ranges([member.node for member in members], found.nodes, where)
+        if run is not None:
+            run.tasks.append(where)
+            run.copied_bytes += copied

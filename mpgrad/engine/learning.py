@@ -22,9 +22,9 @@ def wants_times(members: Sequence[Member]) -> bool:
     return len(members) <= TIMED_MAX
 
 
-def that_ran(frozen: FrozenGraph, members: Sequence[Member]) -> list[Member]:
+def that_ran(runs: Sequence[bool], members: Sequence[Member]) -> list[Member]:
     """The members of a task whose rule was run, which are the ones with reported times."""
-    return [m for m in members if frozen.runs[m.node] and m.piece_of is None]
+    return [m for m in members if runs[m.node] and m.piece_of is None]
 
 
 def learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:
@@ -37,7 +37,7 @@ def learn(frozen: FrozenGraph, planned: Plan, outcome: CompleteGraph) -> None:
     for task, _, _, _, times in outcome.ran:
         if times is None:
             continue
-        ran = that_ran(frozen, planned.groups[task])
+        ran = that_ran(frozen.runs, planned.groups[task])
         for member, took_us in zip(ran, durations_us(unpack_times(times).nodes), strict=True):
             if member.is_half:
                 divided.setdefault(member.node, _Divided()).note(frozen, member, took_us)

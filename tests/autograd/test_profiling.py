@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +18,7 @@ import mpgrad as mg
 from mpgrad.autograd.profiling.averages import Averages
 from mpgrad.autograd.profiling.function_events import events_of
 from mpgrad.autograd.profiling.ranges import ANNOTATION, NODE, OPERATOR, RUNNING, WAITING, Range
-from mpgrad.dispatch.operator_mode import MODES
+from mpgrad.dispatch.operator_mode import MODES, OperatorMode
 from mpgrad.profiler import ProfilerAction, profile, record_function, schedule
 
 
@@ -95,6 +97,45 @@ def test_an_operator_has_the_number_of_the_node_that_it_records() -> None:
     backward = {e.name: e.sequence_nr for e in prof.events() if e.kind == "node"}
     assert forward["mpgrad::exp"] == backward["ExpBackward0"]
     assert forward["mpgrad::mul"] == backward["MulBackward0"]
+
+
+def test_an_operator_that_changes_its_input_is_recorded_with_the_number_of_its_node() -> None:
+    x = mg.ones(3, requires_grad=True)
+    y = x * 2.0
+    with profile(profile_memory=True) as prof:
+        y.add_(1.0)
+        with mg.no_grad():
+            y.mul_(3.0)
+    added, multiplied = (event for event in prof.events() if event.kind == "operator")
+    assert (added.name, multiplied.name) == ("mpgrad::add_", "mpgrad::mul_")
+    assert added.sequence_nr == y.grad_fn.sequence_nr
+    assert multiplied.sequence_nr == -1  # it has no Node
+    assert added.cpu_memory_usage == 0  # no new memory
+
+
+def test_an_operator_under_a_mode_is_recorded_too() -> None:
+    x = mg.ones(3)
+    with profile() as prof, OperatorMode():
+        x.exp()
+    assert names(prof, "operator") == ["mpgrad::exp"]
+
+
+@pytest.mark.parametrize("mode", ["local", pytest.param("process", marks=pytest.mark.process)])
+def test_a_profile_keeps_no_node_and_no_array(mode: str) -> None:
+    x = mg.rand(100, 100, requires_grad=True)
+    with mg.Engine(mode, cpu_workers=2), profile() as prof:
+        y = x.exp()
+        node, array = weakref.ref(y.grad_fn), weakref.ref(y._array)
+        y.register_hook(lambda grad: None)
+        (y * y).sum().backward()
+        del y
+        gc.collect()
+        assert node() is None
+        assert array() is None
+        # What has been read meanwhile does not come twice.
+        seen = len(prof.events())
+    assert len(prof.events()) == seen
+    assert names(prof, "node").count("ExpBackward0") == 1
 
 
 def test_shapes_and_bytes_where_they_are_asked_for() -> None:

@@ -52,7 +52,7 @@ def report(graph: FrozenGraph, rule_us: float, task_us: float) -> None:
     planned = plan(graph.spec)
     assert len(planned.groups) == 1
     times: list[float] = []
-    for _ in that_ran(graph, planned.groups[0]):
+    for _ in that_ran(graph.runs, planned.groups[0]):
         start = times[-1] if times else 0.0
         times += [start, start + rule_us / 1e6]
     ran = ((0, 0, round(task_us), 0, pack_times(times)),)
@@ -103,7 +103,7 @@ def test_times_of_nodes_tell_those_of_one_task_apart() -> None:
     ]
     assert len(long) == 1
     times: list[float] = []
-    for member in that_ran(graph, planned.groups[0]):
+    for member in that_ran(graph.runs, planned.groups[0]):
         start = times[-1] if times else 0.0
         times += [start, start + (4e-4 if member.node in long else 1e-5)]
     took = int(times[-1] * 1e6)
@@ -139,7 +139,7 @@ def test_each_half_of_a_node_is_learned_by_itself() -> None:
         ran = []
         for task, members in enumerate(planned.groups):
             times: list[float] = []
-            for member in that_ran(graph, members):
+            for member in that_ran(graph.runs, members):
                 start = times[-1] if times else 0.0
                 times += [start, start + took_us(member) / 1e6]
             total = int(sum(times[1::2]) * 1e6 - sum(times[::2]) * 1e6)
@@ -263,7 +263,7 @@ def test_the_parts_of_a_product_teach_what_it_takes() -> None:
         rows = []
         for task, members in enumerate(planned.groups):
             times, now = [], 0.0
-            for member in that_ran(graph, members):
+            for member in that_ran(graph.runs, members):
                 times += [now, now + took_us(member) / 1e6]
                 now = times[-1]
             reported = pack_times(times) if wants_times(members) else None

@@ -6,16 +6,17 @@ backward costs some comparisons more, and an operator nothing.
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from mpgrad.autograd.profiling.backward_run import NO_TASK, BackwardRun, TaskRun
 from mpgrad.base.thread_state import PerThread
-from mpgrad.dispatch.operator_mode import MODES, OperatorMode
-from mpgrad.graph.node import upcoming_sequence_nr
+from mpgrad.dispatch.operator_mode import MODES
+from mpgrad.graph.grad_modes import GRAD_MODE
 from mpgrad.graph.registry import Operator
 from mpgrad.scheduler.graph_spec import GraphSpec
 
@@ -51,15 +52,56 @@ class Range(NamedTuple):
 
 
 class _CurrentRun(PerThread):
-    #: The backward that runs on this thread.
-    run: BackwardRun | None = None
+    """Attributes: ``run``: the backward that runs on this thread; ``thread``: its number."""
+
+    def __init__(self) -> None:
+        self.run: BackwardRun | None = None
+        self.thread = threading.get_native_id()
 
 
 _current = _CurrentRun()
 
+#: What was noted of an operator: itself, start, end, thread, the number of its Node (-1: none), the
+#: shapes of its inputs, the bytes of its results, and whether it changed its first input.
+_OperatorNote: TypeAlias = tuple[Operator, float, float, int, int, tuple[Any, ...], int, bool]
+
+
+class NodeNotes(NamedTuple):
+    """What is kept of Nodes until their ranges are read: no Node and no array.
+
+    Attributes:
+        spec: their graph.
+        thread: that called ``backward()``.
+        backward: which one of the profile.
+        numbers: their ``sequence_nr`` by index.
+        shapes: of the gradients that flow in, by index, if they were asked for.
+        with_memory: whether the bytes of results are wanted.
+    """
+
+    spec: GraphSpec
+    thread: int
+    backward: int
+    numbers: dict[int, int]
+    shapes: dict[int, tuple[Any, ...]] | None
+    with_memory: bool
+
+    def ranges(
+        self, indices: Sequence[int], times: Sequence[float], task: TaskRun
+    ) -> Iterator[Range]:
+        """Their ranges; the arguments are those of ``Recording.note_nodes``."""
+        for index, started, ended in zip(indices, times[::2], times[1::2], strict=True):
+            shapes = () if self.shapes is None else self.shapes[index]
+            nbytes = _bytes_of_results(self.spec, index) if self.with_memory else 0
+            yield Range(
+                NODE, self.spec.nodes[index].name, started, ended, self.thread, task.worker,
+                self.numbers[index], shapes, nbytes, self.backward, index, task.task, task.attempt,
+            )  # fmt: skip
+
 
 class Recording:
     """What one profile has noted. Thread-safe.
+
+    While it runs, a note is a tuple of what is at hand. Ranges are made when they are read.
 
     Args:
         with_shapes: whether shapes are kept.
@@ -68,49 +110,65 @@ class Recording:
 
     def __init__(self, *, with_shapes: bool, with_memory: bool) -> None:
         self.with_shapes, self.with_memory = with_shapes, with_memory
-        self.ranges: list[Range] = []
-        self.backwards: list[BackwardRun] = []
         self.origin = perf_counter()
         self.ended: float | None = None
         #: Process ids of the workers by slot, and of the coordinator, where they were asked.
         self.worker_pids: dict[int, int] = {}
         self.coordinator_pid: int | None = None
         self._lock = threading.Lock()
-        self._operators = _Operators(self)
+        self._ranges: list[Range] = []
+        self._backwards: list[BackwardRun] = []
+        self._operators: list[_OperatorNote] = []
+        #: Each gives ranges, and may complete its backward.
+        self._pending: list[Callable[[], Iterable[Range]]] = []
+
+    @property
+    def ranges(self) -> list[Range]:
+        """All that was noted."""
+        with self._lock:
+            # Other threads may go on noting.
+            noted, pending = self._operators[:], self._pending[:]
+            del self._operators[: len(noted)], self._pending[: len(pending)]
+            self._ranges += map(_operator_range, noted)
+            for read in pending:
+                self._ranges += read()
+        return self._ranges
+
+    @property
+    def backwards(self) -> list[BackwardRun]:
+        """Each ``backward()`` and ``grad()``, complete but for one that runs now."""
+        _ = self.ranges
+        return self._backwards
 
     def begin(self) -> None:
         """Note what happens from now on, on all threads."""
-        MODES.push_everywhere(self._operators)
+        _current.thread = threading.get_native_id()  # it is another one after a fork
+        MODES.observe(self._note_operator)
         RUNNING.recording = self
 
     def end(self) -> None:
         """Note nothing any more."""
         RUNNING.recording = None
-        MODES.pop_everywhere(self._operators)
+        MODES.observe(None)
         self.ended = perf_counter()
 
-    @contextmanager
-    def span(self, name: str, kind: str, sequence_nr: int = -1) -> Iterator[None]:
-        """A range around a block."""
-        started = perf_counter()
-        try:
-            yield
-        finally:
-            self.note(name, kind, started, perf_counter(), sequence_nr=sequence_nr)
+    def note(self, name: str, kind: str, started: float, ended: float, number: int = -1) -> None:
+        """A range of this thread, and the number of its Node."""
+        self._ranges.append(Range(kind, name, started, ended, _current.thread, -1, number))
 
-    def note(self, name: str, kind: str, started: float, ended: float, **more: Any) -> None:
-        """A range of this thread."""
-        self.ranges.append(Range(kind, name, started, ended, threading.get_native_id(), **more))
+    def later(self, read: Callable[[], Iterable[Range]]) -> None:
+        """Note the ranges that ``read()`` gives when they are asked for; it keeps no array."""
+        self._pending.append(read)
 
     @contextmanager
     def backward(self, spec: GraphSpec) -> Iterator[BackwardRun]:
         """A backward runs inside."""
         with self._lock:
-            run = BackwardRun(len(self.backwards), spec, perf_counter())
-            self.backwards.append(run)
+            run = BackwardRun(len(self._backwards), spec, perf_counter())
+            self._backwards.append(run)
         before, _current.run = _current.run, run
         try:
-            with self.span("backward", ENGINE):
+            with Span(self, "backward", ENGINE):
                 yield run
         finally:
             _current.run = before
@@ -133,24 +191,66 @@ class Recording:
             times: for each its start and its end, one after the other.
             task: their NodeTask.
         """
-        thread, spec = threading.get_native_id(), frozen.spec
-        number = -1 if run is None else run.number
         if run is not None and task is not NO_TASK:
             run.tasks.append(task)
-        for at, index in enumerate(indices):
-            node = spec.nodes[index]
-            started, ended = times[2 * at], times[2 * at + 1]
-            shapes: tuple[Any, ...] = ()
-            if self.with_shapes:
-                shapes = tuple([meta.shape for meta in frozen.nodes[index].input_metadata])
-            nbytes = _bytes_of_results(spec, index) if self.with_memory else 0
-            self.ranges.append(
-                Range(
-                    NODE, node.name, started, ended, thread, task.worker,
-                    frozen.nodes[index].sequence_nr, shapes, nbytes, number, index, task.task,
-                    task.attempt,
-                )
-            )  # fmt: skip
+        notes = self.notes_of(run, frozen, indices)
+        self.later(functools.partial(notes.ranges, indices, times, task))
+
+    def notes_of(
+        self, run: BackwardRun | None, frozen: FrozenGraph, indices: Iterable[int]
+    ) -> NodeNotes:
+        """What the ranges of these Nodes need."""
+        nodes, shapes = frozen.nodes, None
+        if self.with_shapes:
+            shapes = {at: tuple([m.shape for m in nodes[at].input_metadata]) for at in indices}
+        return NodeNotes(
+            frozen.spec,
+            _current.thread,
+            -1 if run is None else run.number,
+            {at: nodes[at].sequence_nr for at in indices},
+            shapes,
+            self.with_memory,
+        )
+
+    def _note_operator(
+        self, operator: Operator, inputs: Sequence[Any], started: float, result: Any
+    ) -> None:
+        ended = perf_counter()
+        first = result[0] if type(result) is tuple else result
+        node, is_in_place = getattr(first, "_grad_fn", None), first is inputs[0]
+        if is_in_place and not GRAD_MODE.enabled:
+            node = None  # an earlier operator's
+        shapes: tuple[Any, ...] = ()
+        if self.with_shapes:
+            shapes = tuple([tuple(getattr(value, "shape", ())) for value in inputs])
+        nbytes = 0
+        if self.with_memory and operator.view is None and not is_in_place:
+            nbytes = _bytes_of(result)
+        number = -1 if node is None else node.sequence_nr
+        self._operators.append(
+            (operator, started, ended, _current.thread, number, shapes, nbytes, is_in_place)
+        )
+
+
+def _operator_range(note: _OperatorNote) -> Range:
+    operator, started, ended, thread, number, shapes, nbytes, is_in_place = note
+    name = f"mpgrad::{operator.name}{'_' if is_in_place else ''}"
+    return Range(OPERATOR, name, started, ended, thread, -1, number, shapes, nbytes)
+
+
+class Span:
+    """A range around a block."""
+
+    __slots__ = ("_kind", "_name", "_number", "_recording", "_started")
+
+    def __init__(self, recording: Recording, name: str, kind: str, number: int = -1) -> None:
+        self._recording, self._name, self._kind, self._number = recording, name, kind, number
+
+    def __enter__(self) -> None:
+        self._started = perf_counter()
+
+    def __exit__(self, *exc: object) -> None:
+        self._recording.note(self._name, self._kind, self._started, perf_counter(), self._number)
 
 
 class _RunningProfile:
@@ -170,7 +270,7 @@ _NOTHING = nullcontext()
 def span(name: str, kind: str = ENGINE, sequence_nr: int = -1) -> AbstractContextManager[None]:
     """A range around a block, where a profile runs."""
     recording = RUNNING.recording
-    return _NOTHING if recording is None else recording.span(name, kind, sequence_nr)
+    return _NOTHING if recording is None else Span(recording, name, kind, sequence_nr)
 
 
 def current_run() -> BackwardRun | None:
@@ -182,32 +282,6 @@ def _bytes_of_results(spec: GraphSpec, index: int) -> int:
     """Of the gradients that a Node passes on."""
     edges = [edge for edge in spec.nodes[index].edges if edge is not None]
     return sum([spec.nodes[target].input_nbytes[number] for target, number in edges])
-
-
-class _Operators(OperatorMode):
-    """Notes every operator that runs."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
-
-    def forward(
-        self, operator: Operator, inputs: Sequence[Any], attributes: dict[str, Any], run: Any
-    ) -> Any:
-        recording, raw = self._recording, None
-        number, started = upcoming_sequence_nr(), perf_counter()
-        try:
-            raw = run()
-        finally:
-            ended = perf_counter()
-            shapes: tuple[Any, ...] = ()
-            if recording.with_shapes:
-                shapes = tuple([tuple(getattr(value, "shape", ())) for value in inputs])
-            is_new = recording.with_memory and operator.view is None
-            recording.note(
-                f"mpgrad::{operator.name}", OPERATOR, started, ended, sequence_nr=number,
-                shapes=shapes, nbytes=_bytes_of(raw) if is_new else 0,
-            )  # fmt: skip
-        return raw
 
 
 def _bytes_of(raw: Any) -> int:
