@@ -138,7 +138,7 @@ def call_anywhere(operator: Operator, inputs: Sequence[Any], attributes: dict[st
         return _call_anywhere(operator, inputs, attributes)
     result, started = None, perf_counter()
     try:
-        if MODES.has_observer_only and not CUDA.in_use:
+        if len(MODES.entered) == 1 and not CUDA.in_use:  # nothing but the observer
             result = _observed_caller_of(operator)(*inputs, **attributes)
         else:
             result = _call_anywhere(operator, inputs, attributes)

@@ -99,11 +99,6 @@ class OperatorModes:
         if observer is not None:
             self.entered.append(observer)
 
-    @property
-    def has_observer_only(self) -> bool:
-        """Whether no mode is in force on any thread."""
-        return len(self.entered) == 1 and self.observer is not None
-
     def forward(
         self,
         operator: Operator,

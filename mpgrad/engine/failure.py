@@ -49,7 +49,9 @@ def cause_of(
         return exhausted
     text, _, stack = outcome.error.decode(errors="replace").partition("\n")
     if outcome.kind == "lost":
-        advice = " Its Python stack is above." if stack else _advice(text)
+        advice = (
+            " The cause of this error (__cause__) is its Python stack." if stack else _advice(text)
+        )
         lost = WorkerLost(
             f"{_names(frozen, planned, outcome.task)}: {text}. No .grad was changed.{advice}"
         )

@@ -243,10 +243,10 @@ def warn_of_serial_functions(placed: Placed) -> None:
     count = len(placed.unasked)
     how = "runs" if count == 1 else "run one after another"
     others = len(set(placed.unasked.values())) - 1
-    more = f"{others} more reason{'s' * (others > 1)} and all places: " if others else ""
+    more = f"{others} more reason{'s' * (others > 1)} and all places" if others else "all places"
     warnings.warn(
         f"{count} of {functions} Functions {how} in this process: {new[0]} "
-        f"({more}engine.explain(loss) shows all)",
+        f"[engine.explain(loss) shows {more}]",
         PerformanceWarning,
         stacklevel=level_of_caller(),
     )

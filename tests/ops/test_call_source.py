@@ -28,8 +28,11 @@ def test_a_written_out_call_records_what_the_plain_one_does(case: Case) -> None:
     mg.manual_seed(0)
     with OperatorMode():  # under a mode, nothing is written out
         plain, _ = run(case, arrays)
-    assert written_out._array.tobytes() == plain._array.tobytes()
-    assert graph_of(written_out) == graph_of(plain)
+    mg.manual_seed(0)
+    with mg.profiler.profile():  # it only observes
+        observed, _ = run(case, arrays)
+    assert written_out._array.tobytes() == plain._array.tobytes() == observed._array.tobytes()
+    assert graph_of(written_out) == graph_of(plain) == graph_of(observed)
 
 
 def graph_of(tensor: mg.Tensor) -> list[Any]:
