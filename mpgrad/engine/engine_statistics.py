@@ -97,8 +97,20 @@ class EngineStatistics:
     client_arena: ArenaStatistics | None = None
     engine_arena: ArenaStatistics | None = None
 
+    def __str__(self) -> str:
+        """A line for each figure that is not 0."""
+        shown = [(name, value) for name, value in self._figures() if value]
+        width = max([len(name) for name, _ in shown])
+        return "\n".join(
+            f"{name:<{width}}  {value:,}" if isinstance(value, int) else f"{name:<{width}}  {value}"
+            for name, value in shown
+        )
+
     def _repr_html_(self) -> str:
         """For notebooks."""
+        return html_table(("", "so far"), self._figures())
+
+    def _figures(self) -> list[tuple[str, object]]:
         rows: list[tuple[str, object]] = []
         for name, value in vars(self).items():
             if isinstance(value, ArenaStatistics):
@@ -107,4 +119,4 @@ class EngineStatistics:
                 rows += [(f"tasks of {who}", count) for who, count in value.items()]
             else:
                 rows.append((name, value))
-        return html_table(("", "so far"), rows)
+        return rows

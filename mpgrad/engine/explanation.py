@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mpgrad.autograd.freezing.costs import is_measured
+from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.html_text import html_table, preformatted
 from mpgrad.engine.graph_picture import Box, GraphPicture
 from mpgrad.engine.placement import Placed, reason
@@ -62,6 +64,7 @@ class Explanation:
         work_us: of all Nodes, one after another, in microseconds.
         critical_path_us: of the longest chain of NodeTasks; no number of workers beats it.
         nodes: in the order of the serial engine.
+        unmeasured: the number of Functions that have not run yet, whose time is assumed.
         edges: pairs of positions in ``nodes``: from whom, to whom gradients flow.
         source: what ``local`` runs from the third backward of such a graph on, or why it runs a
             loop over the Nodes; None unless it was asked for.
@@ -73,6 +76,7 @@ class Explanation:
     critical_path_us: float
     nodes: tuple[ExplainedNode, ...]
     edges: tuple[tuple[int, int], ...] = ()
+    unmeasured: int = 0
     source: str | None = None
 
     def groups(self) -> list[ReasonGroup]:
@@ -105,10 +109,12 @@ class Explanation:
 
     def _head(self) -> list[str]:
         nodes, tasks = len(self.nodes), len({node.task for node in self.nodes})
+        what = "1 Function has" if self.unmeasured == 1 else f"{self.unmeasured} Functions have"
+        assumed = f" (assumed: {what} not run yet)" if self.unmeasured else ""
         return [
             f"{nodes} node{'s'[: nodes != 1]} in {tasks} task{'s'[: tasks != 1]}, "
             f"{self.work_us / 1000:.2f} ms of work, critical path "
-            f"{self.critical_path_us / 1000:.2f} ms",
+            f"{self.critical_path_us / 1000:.2f} ms{assumed}",
             f"mode: {self.mode} ({self.reason})",
         ]
 
@@ -194,6 +200,16 @@ def explain(placed: Placed, planned: Plan, mode: str, why: str) -> Explanation:
         )
         targets = dict.fromkeys(edge[0] for edge in node.edges if edge is not None)
         edges += [(at, place[target]) for target in targets]
+    unmeasured = sum(
+        isinstance(node, FunctionNode) and runs and not is_measured(node)
+        for node, runs in zip(placed.frozen.nodes, placed.frozen.runs, strict=True)
+    )
     return Explanation(
-        mode, why, planned.work_us, planned.critical_path_us, tuple(nodes), tuple(edges)
+        mode,
+        why,
+        planned.work_us,
+        planned.critical_path_us,
+        tuple(nodes),
+        tuple(edges),
+        unmeasured,
     )

@@ -120,3 +120,29 @@ def test_notebooks_show_tables() -> None:
     shown = model._repr_html_()
     assert "41 numbers" in shown
     assert "1.0" in shown
+
+
+def test_statistics_print_a_line_for_each_figure_that_is_not_zero() -> None:
+    with mg.Engine("local") as engine:
+        mg.ones(1, requires_grad=True).sum().backward()
+        lines = str(engine.statistics()).splitlines()
+    assert lines[0].split() == ["mode", "local"]
+    assert lines[1].split() == ["backwards_local", "1"]
+    assert not any(line.startswith("failed") for line in lines)
+    assert any(line.startswith("client_arena: limit_bytes") and "," in line for line in lines)
+
+
+def test_it_says_which_times_are_assumed() -> None:
+    class Untimed(Travels):
+        pass
+
+    x = mg.ones(3, requires_grad=True)
+    with mg.Engine("local") as engine:
+        loss = Untimed.apply(x).sum() + Untimed.apply(x * 2).sum()
+        before = engine.explain(loss)
+        loss.backward(retain_graph=True)
+        after = engine.explain(loss)
+    assert before.unmeasured == 2
+    assert "(assumed: 2 Functions have not run yet)" in str(before).splitlines()[0]
+    assert after.unmeasured == 0
+    assert "assumed" not in str(after)

@@ -52,6 +52,11 @@ def estimate(node: Node) -> float:
     return tuning.CALL_US
 
 
+def is_measured(node: Node) -> bool:
+    """Whether the rule of ``node``, or one like it, has run."""
+    return model.get(key_of(node)) is not None
+
+
 def second_half_share(node: Node) -> float:
     """The part of a Node's cost that its second half takes if it is split; at first 0.5."""
     key = key_of(node)
