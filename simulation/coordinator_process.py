@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mpgrad.base.handles import Block
-from mpgrad.coordinator.coordinator import Coordinator
+from mpgrad.coordinator.coordinator import REPORT_EVERY_S, Coordinator
 from mpgrad.coordinator.coordinator_process import start_workers
 from mpgrad.coordinator.supervisor import FAILED_STARTS_MAX, Supervisor
 from mpgrad.errors import ProtocolError
@@ -52,9 +52,22 @@ class Refused(Exception):
 
 
 class WatchedCoordinator(Coordinator):
-    """A Coordinator that reports the frames it refuses."""
+    """A Coordinator that reports the frames it refuses, and checks that its board gets up to date
+    though nothing arrives any more."""
 
     on_refusal: Callable[[Arrival, Exception], None]
+    _has_reported = False
+
+    def turn(self) -> None:
+        self._has_reported = False
+        super().turn()
+        wait_ms = self.wait_ms()
+        is_soon = wait_ms is not None and wait_ms <= 1000 * REPORT_EVERY_S
+        require(self._has_reported or is_soon, "the board stays as it was")
+
+    def _report(self) -> None:
+        super()._report()
+        self._has_reported = True
 
     def _cut_off(self, arrival: Arrival, error: Exception) -> None:
         self.on_refusal(arrival, error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import hmac
+import math
 import os
 import time
 from collections.abc import Callable
@@ -87,6 +88,8 @@ class Coordinator:
         self._deadlines = Deadlines()
         self._collect_at_s = clock() + COLLECT_EVERY_S
         self._report_at_s = 0.0
+        #: Whether something has happened since the last report.
+        self._has_news = False
         self._stopping = False
 
     def begin(
@@ -126,9 +129,11 @@ class Coordinator:
         while gone := self._router.flush():
             for peer in gone:
                 self._on_unreachable(peer)
-        # Once nothing is left to do there may be no other turn for long.
+        # Once nothing is left to do, or while long tasks run, there may be no other turn for long.
         if not self.state.graphs or self._clock() >= self._report_at_s:
             self._report()
+        else:
+            self._has_news = True
 
     def _report(self) -> None:
         state, arena = self.state, self._arena.statistics()
@@ -144,12 +149,14 @@ class Coordinator:
         )
         queues = [QueueFigures(*length) for length in state.ready.lengths()]
         self._supervisor.report(figures, queues, held)
-        self._report_at_s = self._clock() + REPORT_EVERY_S
+        self._report_at_s, self._has_news = self._clock() + REPORT_EVERY_S, False
 
     def wait_ms(self) -> int | None:
         """How long the loop may sleep without an event; None: forever."""
         now_s = self._clock()
-        waits_ms = (self._watchdog.wait_ms(now_s), self._deadlines.wait_ms(now_s))
+        waits_ms = [self._watchdog.wait_ms(now_s), self._deadlines.wait_ms(now_s)]
+        if self._has_news:
+            waits_ms.append(max(0, math.ceil((self._report_at_s - now_s) * 1000)))
         return min((ms for ms in waits_ms if ms is not None), default=None)
 
     def on_error(self, error: BaseException) -> None:

@@ -74,10 +74,15 @@ def test_an_engine_at_work_is_seen(tmp_path, capsys: pytest.CaptureFixture[str])
     x = mg.ones(2, requires_grad=True)
     with mg.Engine("process", cpu_workers=2) as engine:
         loss = Waits.apply(x, str(path)).sum()
-        thread = threading.Thread(target=loss.backward)
+        pid = engine.coordinator_pid  # this process may have a default engine, too
+
+        def two() -> None:
+            (x * 2).sum().backward()  # the coordinator has just reported when the next one comes
+            loss.backward()
+
+        thread = threading.Thread(target=two)
         thread.start()
         writer = os.open(path, os.O_WRONLY)  # the worker has it open now
-        pid = engine.coordinator_pid  # this process may have a default engine, too
         try:
 
             def seen() -> bool:
