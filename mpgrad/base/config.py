@@ -373,6 +373,19 @@ def group_key_file() -> str | None:
     return GROUP_KEY_FILE.get()
 
 
+def misspelt() -> list[str]:
+    """A sentence for each variable that looks like a setting, and is none."""
+    import difflib  # imported here: ``import mpgrad`` does not need it
+
+    known = [setting.name for setting in SETTINGS]
+    found = []
+    for name in sorted(os.environ):
+        if name.startswith("MPGRAD_") and name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            found += [f"{name} is no setting; did you mean {near}?" for near in nearest]
+    return found
+
+
 def settings_table() -> str:
     """``docs/settings.md``."""
     rows = [

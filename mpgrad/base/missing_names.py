@@ -35,7 +35,8 @@ def missing_from(module: str) -> Callable[[str], NoReturn]:
 
 def missing(module: str, name: str) -> AttributeError:
     """The error for a ``name`` that ``module`` lacks."""
-    return AttributeError(_Text(module, name), name=name)
+    # With the module, Python's traceback asks "Did you mean ...?".
+    return AttributeError(_Text(module, name), name=name, obj=sys.modules.get(module))
 
 
 class _Text(NamedTuple):

@@ -49,8 +49,8 @@ class Engine:
             if this process has used a GPU before, else none. GPU workers are used in mode
             "process" only; in other modes this process does their work. Tensors made on a GPU
             while such an engine exists are shared with its workers, older ones are copied.
-        shm_limit: bytes that the workers' shared arena may hold; default MPGRAD_SHM_LIMIT or a
-            share of the machine's memory.
+        shm_limit: bytes that the workers' shared arena may hold, or a text such as "4G"; default
+            MPGRAD_SHM_LIMIT or a share of the machine's memory.
         blas_threads: BLAS threads while a rule runs, in workers and in ``local``.
         recover: "worker" replaces workers that die and runs their tasks again; "all" also starts
             the engine again when the coordinator dies, and runs the backward again (unless hooks
@@ -82,7 +82,7 @@ class Engine:
         mode: str | None = None,
         cpu_workers: int | None = None,
         gpus: str | tuple[int, ...] | list[int] = "auto",
-        shm_limit: int | None = None,
+        shm_limit: int | str | None = None,
         blas_threads: int = 1,
         recover: str = "worker",
         task_timeout: float | None = None,

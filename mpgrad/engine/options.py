@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from mpgrad.autograd.running import engine_slot
 from mpgrad.base import config, machine
 from mpgrad.base.shared_cores import SharedCores, shared_cores
+from mpgrad.base.standard_streams import say
 from mpgrad.devices.gpu_workers import gpu_workers
 from mpgrad.shm.arena import default_limit_bytes
 
@@ -46,7 +48,7 @@ class EngineOptions:
         mode: str | None,
         cpu_workers: int | None,
         gpus: str | Sequence[int],
-        shm_limit: int | None,
+        shm_limit: int | str | None,
         blas_threads: int,
         recover: str,
         task_timeout_s: float | None,
@@ -61,6 +63,8 @@ class EngineOptions:
             ValueError: an argument is out of range; the message names it.
             RuntimeError: "process" on a system other than Linux.
         """
+        if not engine_slot.is_worker:
+            _warn_of_misspelt_settings()
         mode = _choice("mode", config.engine_mode() if mode is None else mode, _MODES)
         recover = _choice("recover", recover, ("worker", "all"))
         task_timeout_s = _seconds("task_timeout", task_timeout_s)
@@ -71,9 +75,7 @@ class EngineOptions:
             mode,
             1 if asked is None else _count("cpu_workers", asked, _COUNT_MAX),
             gpus,
-            default_limit_bytes()
-            if shm_limit is None
-            else _count("shm_limit", shm_limit, _LIMIT_MAX),
+            default_limit_bytes() if shm_limit is None else _bytes("shm_limit", shm_limit),
             _count("blas_threads", blas_threads, _COUNT_MAX),
             recover,
             task_timeout_s,
@@ -111,6 +113,22 @@ def _count(name: str, value: int, largest: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
         raise ValueError(f"Engine({name}={value!r}): it must be an integer from 1 to {largest:,}")
     return value
+
+
+def _bytes(name: str, value: int | str) -> int:
+    if isinstance(value, str):
+        try:
+            value = config.parse_bytes(value)
+        except ValueError as error:
+            raise ValueError(f"Engine({name}={value!r}): {error}") from None
+    return _count(name, value, _LIMIT_MAX)
+
+
+@functools.cache
+def _warn_of_misspelt_settings() -> None:
+    """Once in a process."""
+    for text in config.misspelt():
+        say(text)
 
 
 def _seconds(name: str, value: float | None) -> float | None:

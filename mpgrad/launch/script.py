@@ -67,7 +67,8 @@ def launch(
             engine = stack.enter_context(mpgrad.Engine(mode="process", **chosen))
         except (ValueError, RuntimeError) as error:
             return refusal(str(error))
-        table = table_of_workers(engine, time.perf_counter() - started)
+        took_s = time.perf_counter() - started
+        table = table_of_workers(engine, took_s, asks_for_gpus=gpus == "all")
         print(table, file=sys.stderr, flush=True)
         if log_dir is not None:
             Path(log_dir, "workers.txt").write_text(table + "\n")

@@ -10,12 +10,13 @@ from mpgrad.base.topology import cores
 _GIB = 2**30
 
 
-def table_of_workers(engine: mpgrad.Engine, took_s: float) -> str:
+def table_of_workers(engine: mpgrad.Engine, took_s: float, *, asks_for_gpus: bool = False) -> str:
     """Lines for people.
 
     Args:
         engine: its processes run.
         took_s: the seconds that their start took.
+        asks_for_gpus: whether the user wants all GPUs.
     """
     pids = engine.worker_pids()
     node_of = {cpu: core.node for core in cores() for cpu in core.cpus}
@@ -33,6 +34,8 @@ def table_of_workers(engine: mpgrad.Engine, took_s: float) -> str:
         lines.append(
             f"  {slot:<8}{pid:>8}  {_as_list(cpus):<16}{_as_list(nodes):<11}{_device(engine, slot)}"
         )
+    if not engine.gpus and asks_for_gpus:
+        lines.append("  no GPU was found")
     return "\n".join(lines)
 
 

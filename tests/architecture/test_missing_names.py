@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,13 @@ def test_a_name_that_nobody_has_is_an_ordinary_error(module: object) -> None:
     with pytest.raises(AttributeError) as caught:
         module.tensro  # type: ignore[attr-defined]  # noqa: B018
     assert str(caught.value).endswith("has no attribute 'tensro'")
+
+
+def test_the_traceback_of_a_misspelt_name_asks_for_the_nearest() -> None:
+    for code, nearest in (("mpgrad.Tesnor", "Tensor"), ("mpgrad.nn.Liner", "Linear")):
+        command = [sys.executable, "-c", f"import mpgrad; {code}"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ended.stderr.endswith(f"Did you mean: '{nearest}'?\n")
 
 
 def test_importing_it_is_an_import_error() -> None:

@@ -15,6 +15,7 @@ import pytest
 import mpgrad
 from mpgrad.base.topology import bindings
 from mpgrad.launch import cli, script
+from mpgrad.launch.workers_table import table_of_workers
 from tests.leftovers import is_alive, wait_until
 from tests.python_path import path_to
 
@@ -228,3 +229,10 @@ def test_shells_can_complete_it() -> None:
         assert "--cpu-workers" in text
         assert "doctor" in text
         assert "--rdzv-endpoint" in text
+
+
+@pytest.mark.process
+def test_the_table_says_that_there_is_no_gpu_where_all_are_asked_for() -> None:
+    with mpgrad.Engine("process", cpu_workers=1) as engine:
+        assert "GPU" not in table_of_workers(engine, 0.1)
+        assert table_of_workers(engine, 0.1, asks_for_gpus=True).endswith("\n  no GPU was found")

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -286,6 +288,23 @@ def test_settings_out_of_range(settings: dict[str, Any]) -> None:
     (name,) = settings
     with pytest.raises(ValueError, match=rf"Engine\({name}="):
         mg.Engine(**settings)
+
+
+def test_a_limit_with_a_unit() -> None:
+    with mg.Engine("process", cpu_workers=1, shm_limit="2M") as engine:
+        arena = engine.statistics().engine_arena
+    assert arena is not None
+    assert arena.limit_bytes == 2 << 20
+
+
+def test_a_misspelt_setting_is_said_once() -> None:
+    code = "import mpgrad as mg\nfor _ in range(2): mg.Engine('local')"
+    environment = {**os.environ, "MPGRAD_CPUWORKERS": "1", "MPGRAD_OF_MINE": "1"}
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stderr.splitlines() == [
+        "mpgrad: MPGRAD_CPUWORKERS is no setting; did you mean MPGRAD_CPU_WORKERS?"
+    ]
 
 
 def test_an_engine_used_after_close() -> None:

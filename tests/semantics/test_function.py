@@ -75,6 +75,8 @@ def test_a_non_static_forward_is_refused_and_an_instance_warned_about(lib: Any) 
     kinds = [warning.category.__name__ for warning in caught]
     assert "should not be instantiated" in str(caught[0].message)
     words = "Legacy autograd function with non-static forward"
+    with pytest.warns(DeprecationWarning, match="should not be instantiated"):
+        Legacy(leaf(lib, 2), scale=1)
     return kinds, error_of(lambda: instance(leaf(lib, 2)), words)
 
 
