@@ -125,8 +125,9 @@ class _Look:
         )
         lines = [
             f"engine of {engine.client.pid}: {engine.program[:90]}",
-            f"  {figures.graphs} backward passes, tasks: {figures.ready} ready, "
-            f"{figures.dispatched} with a process, {figures.remaining} not done; "
+            f"  {figures.graphs} {'backward pass' if figures.graphs == 1 else 'backward passes'}, "
+            f"tasks: {figures.ready} ready, {figures.dispatched} with a process, "
+            f"{figures.remaining} not done; "
             f"arena {used:.1f} of {limit:.0f} MiB",
             f"  waiting {waiting}",
             _COLUMNS.format("process", "pid", "CPU", "MiB", "device", "tasks", "runs"),
