@@ -25,7 +25,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 #: Chromium must not ask the network for anything.
 BROWSER = [
     "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-    "--hide-scrollbars",
+    "--hide-scrollbars", "--virtual-time-budget=5000",
 ]  # fmt: skip
 #: Where in a line the seconds stand.
 TIMES_AT = 116
