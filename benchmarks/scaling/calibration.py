@@ -19,7 +19,6 @@ import mpgrad as mg
 from benchmarks.scaling.costs import Costs, MessageCosts, WorkerCosts
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.profiling.task_times import unpack_times
-from mpgrad.autograd.roots import gradient_edge
 from mpgrad.base.handles import INLINE_LIMIT_BYTES, Block, GradientRef
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.preparation import PreparedGraph
@@ -28,6 +27,7 @@ from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.plan import plan
 from mpgrad.shm.arena import client_arena
 from mpgrad.shm.segment import Segment
+from mpgrad.tensors.tensor import gradient_edge
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.transport import TASK, Router

@@ -21,7 +21,7 @@ from mpgrad.devices.device_arrays import on_its_device
 from mpgrad.graph.grad_modes import enable_grad
 from mpgrad.ops.arithmetic import add
 from mpgrad.ops.shape import clone
-from mpgrad.tensors.accumulate_grad import first_grad, grad_lock
+from mpgrad.tensors.accumulate_grad import begins, first_grad, grad_lock
 from mpgrad.tensors.storage import adopt
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.tensors.undo_log import UndoLog
@@ -70,9 +70,11 @@ def _commit_first(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> bool
         for sink, (array, exclusive) in zip(frozen.sinks, captured, strict=True):
             if array is None:
                 continue
-            if type(sink) is not LeafSink or not sink.accumulator.begins():
+            if type(sink) is not LeafSink:
                 return False
             leaf = sink.accumulator.variable
+            if not begins(leaf):
+                return False
             leaves.append(leaf)
             grads.append(Tensor(first_grad(array, leaf._array, exclusive=exclusive)))
         if len({*map(id, leaves)}) < len(leaves):

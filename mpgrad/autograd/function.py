@@ -19,8 +19,7 @@ from mpgrad.autograd.functions.outputs import outputs_of
 from mpgrad.autograd.functions.stopping import refused
 from mpgrad.autograd.profiling.ranges import FUNCTION, span
 from mpgrad.graph.grad_modes import GRAD_MODE, is_grad_enabled, no_grad
-from mpgrad.graph.node import Edge
-from mpgrad.tensors.tensor import Tensor, gradient_edge, metadata_of
+from mpgrad.tensors.tensor import Tensor, metadata_of, recorded_edges
 
 __all__ = [
     "Function",
@@ -251,11 +250,11 @@ def _positional(
 def _node(
     cls: type[Function], ctx: FunctionContext, args: tuple[Any, ...], needs: tuple[bool, ...]
 ) -> FunctionNode:
-    edges: list[Edge | None] = [
-        gradient_edge(value) if needed else None for value, needed in zip(args, needs, strict=True)
-    ]
     ctx._inputs = tuple([metadata_of(v) if isinstance(v, Tensor) else None for v in args])
-    return node_class(cls)(cls, ctx, edges)
+    edges, leaves = recorded_edges(args, needs)
+    node = node_class(cls)(cls, ctx, edges)
+    node.leaves = leaves
+    return node
 
 
 class InplaceFunction(Function):

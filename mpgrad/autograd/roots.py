@@ -17,7 +17,7 @@ from mpgrad.ops.promotion import cast
 from mpgrad.ops.shape import contiguous
 from mpgrad.tensors.accumulate_grad import AccumulateGrad
 from mpgrad.tensors.gradient_edge import GradientEdge
-from mpgrad.tensors.tensor import Tensor, gradient_edge, gradient_metadata
+from mpgrad.tensors.tensor import Tensor, gradient_metadata, recorded_edge
 
 #: The edges whose gradients are captured, and their sinks; see ``freeze``.
 Wanted = list[tuple[Edge, Sink | None]]
@@ -92,12 +92,12 @@ def check_roots(
 
 def _root_edge(index: int, root: Any) -> Edge:
     if isinstance(root, GradientEdge):
-        return Edge(root.node, root.output_nr)
+        return root.node, root.output_nr
     if not root.requires_grad:
         raise RuntimeError(
             f"element {index} of tensors does not require grad and does not have a grad_fn"
         )
-    return gradient_edge(root)
+    return recorded_edge(root)[0]  # the caller holds a leaf
 
 
 def root_metadata(index: int, root: Any) -> InputMetadata:
@@ -183,8 +183,8 @@ def wanted_grads(inputs: Sequence[Any]) -> Wanted:
     wanted: dict[Edge, Sink | None] = {}
     for value in inputs:
         edge = _input_edge(value)
-        if isinstance(edge.function, AccumulateGrad):
-            wanted[edge] = LeafSink(edge.function)
+        if isinstance(edge[0], AccumulateGrad):
+            wanted[edge] = LeafSink(edge[0])
             continue
         wanted[edge] = None
         if isinstance(value, Tensor):
@@ -194,14 +194,14 @@ def wanted_grads(inputs: Sequence[Any]) -> Wanted:
 
 def _input_edge(value: Any) -> Edge:
     if isinstance(value, GradientEdge):
-        return Edge(value.node, value.output_nr)
+        return value.node, value.output_nr
     if not isinstance(value, Tensor):
         raise RuntimeError(
             f"all inputs have to be Tensors or GradientEdges, but got {type(value).__name__}"
         )
     if not value.requires_grad:
         raise RuntimeError("One of the differentiated Tensors does not require grad")
-    return gradient_edge(value)
+    return recorded_edge(value)[0]  # the caller holds a leaf
 
 
 def zeros_for(value: Any, *, requires_grad: bool) -> Tensor:

@@ -130,7 +130,8 @@ def record_source(operator: Operator, needs: Sequence[bool]) -> str:
     """
     inputs, attributes = operator.inputs, operator.attributes
     sources = operator.sources(needs)
-    edges = [_edge(name) if needed else "None" for name, needed in zip(inputs, needs, strict=True)]
+    needed = [name for name, needs_one in zip(inputs, needs, strict=True) if needs_one]
+    edges = [f"{name}_edge" if name in needed else "None" for name in inputs]
     looks = ["result._array.shape", "result._array.dtype"]
     for position in looked_at(operator, needs):
         name = inputs[position]
@@ -150,7 +151,9 @@ def record_source(operator: Operator, needs: Sequence[bool]) -> str:
         f"    node = new({kind})",
         "    node.input_metadata, node.input_info, node.plain = looks",
         *([f"    node.plain = {{**node.plain, {_dict_of(plain)[1:]}"] if plain else []),
+        *[line.format(name) for name in needed for line in _NEW_EDGE],
         f"    node.next_edges = ({listed(edges)})",
+        f"    node.leaves = {', '.join([f'{name}_leaf' for name in needed])}",
         "    node.sequence_nr = SEQUENCE.next()",
         "    node.hooks = None",
         "    node.has_packed = False",
@@ -178,10 +181,14 @@ def looked_at(operator: Operator, needs: Sequence[bool]) -> tuple[int, ...]:
     return tuple(at for at, needed in enumerate(needs) if needed or at in asked)
 
 
-def _edge(name: str) -> str:
-    """An input's ``gradient_edge``; that of a result of the graph is written out."""
-    plain = f"{name}._grad_fn is not None and {name}._view is None"
-    return f"new_edge(({name}._grad_fn, {name}._output_nr)) if {plain} else gradient_edge({name})"
+#: ``recorded_edge`` of an input.
+_NEW_EDGE = (
+    "    {0}_edge, {0}_leaf = {0}._accumulator, {0}",
+    "    if {0}._grad_fn is not None and {0}._view is None:",
+    "        {0}_edge, {0}_leaf = ({0}._grad_fn, {0}._output_nr), None",
+    "    elif {0}._grad_fn is not None or {0}_edge.__class__ is not tuple:",
+    "        {0}_edge, {0}_leaf = recorded_edge({0})",
+)
 
 
 def _saving(source: Source, inputs: Sequence[str], needs: Sequence[bool]) -> list[str]:

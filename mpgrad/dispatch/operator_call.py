@@ -47,7 +47,7 @@ from mpgrad.tensors.assigned_grad import OWN_DTYPE
 from mpgrad.tensors.hooks_in_force import HOOKS
 from mpgrad.tensors.saved_tensor import SavedTensor
 from mpgrad.tensors.storage import INFERENCE, VersionCounter, empty
-from mpgrad.tensors.tensor import Tensor, gradient_edge, metadata_of, new_edge
+from mpgrad.tensors.tensor import Tensor, metadata_of, recorded_edge
 
 #: The number of shapes and dtypes that each recorder remembers.
 LOOKS_MAX = 256
@@ -412,10 +412,9 @@ _KNOWN = {
     "anomaly": anomaly,
     "cpu": cpu,
     "new": object.__new__,
-    "new_edge": new_edge,
     "node_class_of": node_class,
     **{known.__name__: known for known in (SavedTensor, Tensor, VersionCounter)},
-    **{known.__name__: known for known in (call_anywhere, gradient_edge, look_of, origin)},
+    **{known.__name__: known for known in (call_anywhere, look_of, origin, recorded_edge)},
     **{
         known.__name__: known
         for known in (number_of, recorded, recorder_of, refusal, view.share_memory)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from mpgrad.dispatch.saved_attributes import add_saved_attributes, saved_attribute_names
-from mpgrad.graph.node import FREED_MESSAGE, NATIVE, Edge, InputMetadata, Node
+from mpgrad.graph.node import FREED_MESSAGE, NATIVE, InputMetadata, Node
 from mpgrad.graph.registry import Operator
 from mpgrad.tensors.hooks_in_force import HOOKS
 from mpgrad.tensors.saved_tensor import SavedTensor
-from mpgrad.tensors.tensor import gradient_edge, metadata_of
+from mpgrad.tensors.tensor import metadata_of, recorded_edges
 
 
 class OperatorNode(Node):
@@ -26,14 +26,16 @@ class OperatorNode(Node):
     operator: ClassVar[Operator]
 
     def __init__(self, inputs: Sequence[Any], needs: Sequence[bool]) -> None:
-        edges: list[Edge | None] = []
-        info: list[InputMetadata | None] = []
-        for value, needed in zip(inputs, needs, strict=True):
-            edges.append(gradient_edge(value) if needed else None)
-            info.append(metadata_of(value) if needed else None)
+        edges, leaves = recorded_edges(inputs, needs)
         super().__init__(edges)
+        self.leaves = leaves
         #: For each input the metadata of its gradient, or None if it gets none.
-        self.input_info: tuple[InputMetadata | None, ...] = tuple(info)
+        self.input_info: tuple[InputMetadata | None, ...] = tuple(
+            [
+                metadata_of(value) if needed else None
+                for value, needed in zip(inputs, needs, strict=True)
+            ]
+        )
         #: The parameters of the formulas that are not tensors: shapes, dtypes, attributes, scalars.
         self.plain: dict[str, Any] = {}
         self._saved: dict[str, Any] | None = {}

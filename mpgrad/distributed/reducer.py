@@ -336,5 +336,5 @@ def _leaves_of(outputs: Iterable[Tensor]) -> set[int]:
         seen.add(node)
         if isinstance(node, AccumulateGrad):
             found.add(id(node.variable))
-        waiting += [edge.function for edge in node.next_edges if edge is not None]
+        waiting += [edge[0] for edge in node.next_edges if edge is not None]
     return found

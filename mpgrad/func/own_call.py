@@ -184,9 +184,9 @@ class OwnCall:
                     return True
                 continue
             for edge in node.next_edges:
-                if edge is not None and edge.function not in seen:
-                    seen.add(edge.function)
-                    waiting.append(edge.function)
+                if edge is not None and edge[0] not in seen:
+                    seen.add(edge[0])
+                    waiting.append(edge[0])
         return False
 
     def _is_outside(self, leaf: Tensor) -> bool:

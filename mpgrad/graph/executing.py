@@ -34,4 +34,7 @@ class executing:
 
 def current_autograd_node() -> Node | None:
     """The Node whose hook or Function runs on this thread now; None if there is none."""
-    return _executing.node
+    node = _executing.node
+    if node is not None:
+        node.hold_leaf()
+    return node

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+import weakref
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -44,22 +45,44 @@ os.register_at_fork(after_in_child=_forget_lock_in_child)
 
 
 class AccumulateGrad(Node):
-    """Owns the leaf; the leaf refers to it weakly, so that it lives as long as its graphs."""
+    """The leaf owns it, and Nodes with an Edge to it own the leaf (``Node.leaves``), so that it is
+    made once for many steps. From the moment on that a user may see it, it owns the leaf, which
+    refers to it weakly: then it lives as long as its graphs, as in PyTorch, and so do its hooks."""
 
-    __slots__ = ("variable",)
+    __slots__ = ("_leaf",)
 
     prefix = NATIVE
 
     def __init__(self, variable: Tensor, gradient: InputMetadata) -> None:
-        # Made for each leaf in every step of a training loop: it does not call Node.__init__.
+        # Made for each leaf: it does not call Node.__init__.
         self.next_edges = ()
         self.input_metadata = (gradient,)
         self.sequence_nr = SEQUENCE_NR_MAX
         self.hooks = None
         self._metadata = origin() if anomaly.enabled else None
-        self.variable = variable
+        self._leaf: Tensor | weakref.ref[Tensor] = weakref.ref(variable)
         if variable._leaf_hooks is not None:
             self.own_hooks().tensor[0] = variable._leaf_hooks
+
+    @property
+    def variable(self) -> Tensor:
+        """The leaf."""
+        leaf: Any = self._leaf
+        return leaf() if leaf.__class__ is weakref.ref else leaf  # type: ignore[return-value]
+
+    @property
+    def holds_leaf(self) -> bool:
+        """Whether it owns the leaf."""
+        return self._leaf.__class__ is not weakref.ref
+
+    def hold_leaf(self) -> None:
+        leaf = self.variable
+        if self.holds_leaf or leaf is None:
+            return
+        self._leaf = leaf
+        known = leaf._accumulator
+        if isinstance(known, tuple) and known[0] is self:  # else the leaf has another one by now
+            leaf._accumulator = weakref.ref(self)
 
     def accumulate(self, grad: Any, *, exclusive: bool) -> None:
         """Add ``grad`` to ``variable.grad``; an existing ``.grad`` stays the same object.
@@ -82,16 +105,6 @@ class AccumulateGrad(Node):
             np.add(existing._array, grad, out=existing._array, casting="same_kind")
         if existing._array.strides != variable._array.strides:
             _check_layout(existing._array, variable._array)
-
-    def begins(self) -> bool:
-        """Whether the leaf has no ``.grad`` yet, and accepts one."""
-        variable = self.variable
-        return (
-            variable._grad is None
-            and variable._grad_fn is None
-            and variable._requires_grad
-            and not getattr(variable, "_belongs_to_client", False)
-        )
 
     def check(self) -> None:
         """Raise if the gradient could not be added (a commit is all or none).
@@ -135,7 +148,17 @@ class AccumulateGrad(Node):
             raise RuntimeError("a leaf's .grad is read-only, so that nothing can be added to it")
 
 
-# ---------------------------------------------------------------------- the layout of .grad
+# ---------------------------------------------------------------------- the first .grad
+
+
+def begins(leaf: Tensor) -> bool:
+    """Whether ``leaf`` has no ``.grad`` yet, and accepts one."""
+    return (
+        leaf._grad is None
+        and leaf._grad_fn is None
+        and leaf._requires_grad
+        and not getattr(leaf, "_belongs_to_client", False)
+    )
 
 
 def first_grad(grad: Any, leaf: Any, *, exclusive: bool) -> Any:

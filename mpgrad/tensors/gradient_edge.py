@@ -37,5 +37,4 @@ def get_gradient_edge(tensor: Tensor) -> GradientEdge:
             "It is not possible to get the gradient edge for a Tensor that does not require "
             "gradients"
         )
-    edge = gradient_edge(tensor)
-    return GradientEdge(edge.function, edge.input_nr)
+    return GradientEdge(*gradient_edge(tensor))

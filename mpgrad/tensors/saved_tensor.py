@@ -225,7 +225,7 @@ class PackedTensor:
             return cls(unpack, value, False, None, 0)
         edge = gradient_edge(tensor)
         if tensor._grad_fn is not None:
-            return cls(unpack, value, True, edge, edge.input_nr)
+            return cls(unpack, value, True, edge, edge[1])
         packed = cls(unpack, value, True, None, 0)
         packed._accumulator = tensor._accumulator
         return packed
@@ -259,7 +259,7 @@ class PackedTensor:
         return Tensor(
             array,
             requires_grad=True,
-            grad_fn=owner if self._edge is None else self._edge.function,
+            grad_fn=owner if self._edge is None else self._edge[0],
             output_nr=self._output_nr,
             version_counter=counter,
         )

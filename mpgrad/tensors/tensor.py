@@ -32,7 +32,7 @@ from mpgrad.tensors.assigned_grad import (
 from mpgrad.tensors.storage import INFERENCE, VersionCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mpgrad.tensors.tensor_members import TensorMembers
     from mpgrad.tensors.view import View
@@ -101,8 +101,9 @@ class Tensor(TensorMembers):
         )
         #: Set if the array lies in the memory of another tensor.
         self._view: View | None = None
-        #: The leaf's AccumulateGrad, a weak reference: the graph owns it (see gradient_edge).
-        self._accumulator: weakref.ref[AccumulateGrad] | None = None
+        #: The leaf's AccumulateGrad: the Edge to it while the leaf owns it, which is no view; a
+        #: weak reference if the AccumulateGrad owns the leaf; None: not made yet.
+        self._accumulator: Any = None
         #: Hooks on a leaf's gradient. They stay with the tensor; its AccumulateGrad may be
         #: replaced.
         self._leaf_hooks: Hooks | None = None
@@ -263,7 +264,7 @@ class Tensor(TensorMembers):
         if not self.is_leaf:
             raise RuntimeError("grad_dtype can only be set on leaf tensors.")
         self._grad_dtype = checked_grad_dtype(value, self._grad)
-        accumulator = self._accumulator() if self._accumulator is not None else None
+        accumulator = accumulator_of(self)
         if accumulator is not None:  # also for graphs that were recorded before
             accumulator.input_metadata = (gradient_metadata(self),)
 
@@ -295,10 +296,10 @@ class Tensor(TensorMembers):
         """
         if not self.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
-        edge = gradient_edge(self)
+        node, input_nr = gradient_edge(self)
         if self._grad_fn is None and self._leaf_hooks is None:
-            self._leaf_hooks = edge.function.hooks_for(0)
-        return edge.function.hooks_for(edge.input_nr).add(hook)
+            self._leaf_hooks = node.hooks_for(0)
+        return node.hooks_for(input_nr).add(hook)
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
         """Call ``hook(tensor)`` right after this leaf's ``.grad`` was updated.
@@ -375,32 +376,62 @@ def gradient_metadata(tensor: Tensor) -> InputMetadata:
     return metadata._replace(dtype=tensor._grad_dtype)
 
 
-#: Made for each operand, without the Python code of ``Edge.__new__``.
-new_edge: Callable[[tuple[Node, int]], Edge] = functools.partial(tuple.__new__, Edge)
-
-
 def gradient_edge(tensor: Tensor) -> Edge:
     """The target of the gradient of ``tensor``: its grad_fn, or a leaf's AccumulateGrad."""
+    edge, leaf = recorded_edge(tensor)
+    if leaf is not None:
+        edge[0].hold_leaf()
+    return edge
+
+
+def recorded_edge(tensor: Tensor) -> tuple[Edge, Tensor | None]:
+    """As :func:`gradient_edge`, for a Node that also keeps the second result: the leaf, if its
+    AccumulateGrad does not hold it."""
     if tensor._view is not None:
         tensor._view.refresh(tensor)
     node = tensor._grad_fn
     if node is not None:
-        return new_edge((node, tensor._output_nr))
+        return (node, tensor._output_nr), None
     known = tensor._accumulator
-    return new_edge(((known and known()) or _new_accumulator(tensor), 0))
+    if known.__class__ is weakref.ref:
+        accumulator = known()
+        known = None if accumulator is None else (accumulator, 0)
+    edge: Any = known or _new_accumulator(tensor)
+    return edge, None if edge[0].holds_leaf else tensor
+
+
+def recorded_edges(
+    values: Sequence[Any], needs: Sequence[bool]
+) -> tuple[list[Edge | None], list[Tensor | None]]:
+    """The results of :func:`recorded_edge` for those values whose gradient is needed."""
+    edges: list[Edge | None] = []
+    leaves: list[Tensor | None] = []
+    for value, needed in zip(values, needs, strict=True):
+        edge, leaf = recorded_edge(value) if needed else (None, None)
+        edges.append(edge)
+        leaves.append(leaf)
+    return edges, leaves
 
 
 #: Held so that two threads that use a leaf for the first time get the same AccumulateGrad.
 _accumulator_lock = threading.Lock()
 
 
-def _new_accumulator(leaf: Tensor) -> AccumulateGrad:
+def _new_accumulator(leaf: Tensor) -> Edge:
     with _accumulator_lock:
-        accumulator = leaf._accumulator() if leaf._accumulator is not None else None
+        accumulator = accumulator_of(leaf)
         if accumulator is None:
             accumulator = AccumulateGrad(leaf, gradient_metadata(leaf))
-            leaf._accumulator = weakref.ref(accumulator)
-        return accumulator
+            leaf._accumulator = accumulator, 0
+            if leaf._view is not None:
+                accumulator.hold_leaf()
+        return accumulator, 0
+
+
+def accumulator_of(leaf: Tensor) -> AccumulateGrad | None:
+    """The AccumulateGrad that it has now."""
+    known = leaf._accumulator
+    return known[0] if isinstance(known, tuple) else known and known()  # type: ignore[no-any-return]
 
 
 def _forget_lock_in_child() -> None:

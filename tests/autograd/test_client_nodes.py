@@ -77,7 +77,7 @@ def test_node_hooks_stand_on_both_sides() -> None:
     # After the rule comes what it gave (two gradients), then what it got (one).
     assert graph.spec.nodes[before].edges == ((rule, 0), (after, 2))
     assert graph.spec.nodes[rule].edges == ((after, 0), None)
-    accumulator = graph.nodes.index(gradient_edge(x).function)
+    accumulator = graph.nodes.index(gradient_edge(x)[0])
     assert graph.spec.nodes[after].edges == ((accumulator, 0), None)
 
 

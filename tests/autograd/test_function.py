@@ -45,9 +45,9 @@ def backward(output, seed=None, release=True):
         needs = [edge is not None for edge in node.next_edges]
         for edge, grad in zip(node.next_edges, node.apply(dispatch.cpu, grads, needs), strict=True):
             if edge is not None and grad is not None:
-                slots = buffers.setdefault(edge.function, {})
-                before = slots.get(edge.input_nr)
-                slots[edge.input_nr] = grad if before is None else before + grad
+                slots = buffers.setdefault(edge[0], {})
+                before = slots.get(edge[1])
+                slots[edge[1]] = grad if before is None else before + grad
         if release:
             node.release_saved()
 

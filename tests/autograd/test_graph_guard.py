@@ -28,7 +28,7 @@ def guard_of(tensor: mg.Tensor) -> Callable[..., Any]:
 
 def recognised(guard: Callable[..., Any], tensor: mg.Tensor) -> bool:
     root = gradient_edge(tensor)
-    nodes = guard(root.function, root.input_nr)
+    nodes = guard(*root)
     assert nodes is None or nodes == walk([root]).nodes
     return nodes is not None
 

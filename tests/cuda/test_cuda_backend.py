@@ -52,7 +52,7 @@ def nodes_behind(out: Any) -> Iterator[OperatorNode]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        pending += [edge.function for edge in node.next_edges if edge is not None]
+        pending += [edge[0] for edge in node.next_edges if edge is not None]
         if isinstance(node, OperatorNode):
             yield node
 

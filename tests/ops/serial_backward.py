@@ -32,9 +32,10 @@ def _run(outputs: Any, cotangents: Any, inputs: Any, *, apply: Any, add: Any) ->
     buffers: dict[Node, list[Any]] = {}
 
     def deliver(edge: Any, grad: Any) -> None:
-        slots = buffers.setdefault(edge.function, [None] * len(edge.function.input_metadata))
-        present = slots[edge.input_nr]
-        slots[edge.input_nr] = grad if present is None else add(present, grad)
+        node, input_nr = edge
+        slots = buffers.setdefault(node, [None] * len(node.input_metadata))
+        present = slots[input_nr]
+        slots[input_nr] = grad if present is None else add(present, grad)
 
     for tensor, cotangent in zip(outputs, cotangents, strict=True):
         if tensor.requires_grad:
@@ -49,7 +50,7 @@ def _run(outputs: Any, cotangents: Any, inputs: Any, *, apply: Any, add: Any) ->
                 assert (tuple(grad.shape), grad.dtype) == (info.shape, info.dtype), node
                 deliver(edge, grad)
     edges = [gradient_edge(tensor) for tensor in inputs]
-    return [buffers[e.function][e.input_nr] if e.function in buffers else None for e in edges]
+    return [buffers[node][nr] if node in buffers else None for node, nr in edges]
 
 
 def _in_order(roots: list[Node]) -> list[Node]:
@@ -57,9 +58,9 @@ def _in_order(roots: list[Node]) -> list[Node]:
     seen, pending = set(roots), list(roots)
     while pending:
         for edge in pending.pop().next_edges:
-            if edge is not None and edge.function not in seen:
-                seen.add(edge.function)
-                pending.append(edge.function)
+            if edge is not None and edge[0] not in seen:
+                seen.add(edge[0])
+                pending.append(edge[0])
     return sorted(seen, key=lambda node: -node.sequence_nr)
 
 

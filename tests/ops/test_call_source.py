@@ -44,10 +44,10 @@ def graph_of(tensor: mg.Tensor) -> list[Any]:
         node = pending.pop()
         edges = []
         for edge in node.next_edges:
-            if edge is not None and edge.function not in numbers:
-                numbers[edge.function] = len(numbers)
-                pending.append(edge.function)
-            edges.append(None if edge is None else (numbers[edge.function], edge.input_nr))
+            if edge is not None and edge[0] not in numbers:
+                numbers[edge[0]] = len(numbers)
+                pending.append(edge[0])
+            edges.append(None if edge is None else (numbers[edge[0]], edge[1]))
         held: list[Any] = []
         if isinstance(node, OperatorNode):
             saved = {name: shown(value) for name, value in node.saved.items()}

@@ -274,7 +274,7 @@ def _operators_behind(tensor: Tensor) -> set[str]:
         seen.add(node)
         if isinstance(node, OperatorNode):
             names.add(node.operator.name)
-        pending.extend(edge.function for edge in node.next_edges if edge)
+        pending.extend(edge[0] for edge in node.next_edges if edge)
     return names
 
 
@@ -286,7 +286,7 @@ def test_attributes_can_travel_in_a_message() -> None:
             node = pending.pop()
             if isinstance(node, OperatorNode):
                 assert all(_is_plain(value) for value in node.plain.values()), (case.name, node)
-                pending.extend(edge.function for edge in node.next_edges if edge)
+                pending.extend(edge[0] for edge in node.next_edges if edge)
 
 
 def _is_plain(value: Any) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import threading
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -122,6 +124,87 @@ def test_threads_that_share_a_leaf_lose_nothing(lib: Any) -> Any:
     for thread in threads:
         thread.join()
     return x.grad
+
+
+# ---------------------------------------------------------------------- who owns AccumulateGrad
+
+
+def _accumulator(tensor: Any) -> Any:
+    return tensor.grad_fn.next_functions[0][0]
+
+
+@paired("D7")
+def test_an_accumulator_that_is_kept_keeps_its_leaf(lib: Any) -> Any:
+    x = leaf(lib, 2)
+    accumulator = _accumulator(x * 2)
+    alive = weakref.ref(x)
+    del x
+    assert alive() is not None
+    return accumulator.variable
+
+
+@paired("D7")
+def test_a_graph_keeps_leaves_that_nobody_else_has(lib: Any) -> Any:
+    x, w = leaf(lib, 2), leaf(lib, 2, seed=1)
+    y = x + w
+    alive = weakref.ref(x)
+    del x
+    for _ in range(2):
+        y.sum().backward()
+    return alive().grad, w.grad  # type: ignore[union-attr]
+
+
+@paired("D7")
+def test_hooks_on_an_accumulator_live_as_long_as_graphs_with_it(lib: Any) -> Any:
+    x, log = leaf(lib, 2), list[int]()
+    y = x + 2
+    hook = _accumulator(x * 3).register_prehook(lambda grads: log.append(len(grads)))
+    y.sum().backward()
+    (x * 3).sum().backward()
+    del y
+    (x * 4).sum().backward()
+    hook.remove()
+    return log, x.grad
+
+
+@paired("D7")
+def test_a_tensor_hook_reaches_graphs_of_before(lib: Any) -> Any:
+    x = leaf(lib, 2)
+    y, z = x + 2, x * 2
+    z.sum().backward()
+    x.register_hook(lambda grad: grad * 10)
+    y.sum().backward()
+    (x * 3).sum().backward()
+    return x.grad
+
+
+@row("D7")
+def test_leaves_and_accumulators_make_no_cycle() -> None:
+    gc.disable()
+    try:
+        for shows in (False, True):
+            x = leaf(mg, 2)
+            y = x * 2
+            if shows:
+                _accumulator(y)
+            y.sum().backward()
+            alive = weakref.ref(x)
+            del x, y
+            assert alive() is None
+    finally:
+        gc.enable()
+
+
+@row("D7")
+def test_a_leaf_keeps_its_accumulator_for_the_next_graph() -> None:
+    x = leaf(mg, 2)
+    (x * 2).sum().backward()
+    [known] = [node for node in gc.get_objects() if _is_accumulator_of(node, x)]
+    assert (x * 2).grad_fn.next_edges[0][0] is known
+
+
+def _is_accumulator_of(node: Any, leaf: Any) -> bool:
+    return type(node) is accumulate_grad.AccumulateGrad and node.variable is leaf
 
 
 @row("D7")

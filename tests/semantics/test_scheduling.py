@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.graph.node import Edge
 from tests.semantics.paired import error_of, leaf, paired, row
 
 
@@ -162,7 +161,7 @@ def test_a_graph_with_a_cycle_is_an_error(mode: str, request: pytest.FixtureRequ
     assert y.grad_fn is not None
     assert z.grad_fn is not None
     before = y.grad_fn.next_edges
-    y.grad_fn.next_edges = (Edge(z.grad_fn, 0), None)
+    y.grad_fn.next_edges = ((z.grad_fn, 0), None)
     with (
         mg.Engine("local") if mode == "local" else mg.enable_grad(),
         pytest.raises(RuntimeError, match="could not compute gradients for some functions"),

@@ -122,11 +122,11 @@ def _key(
 ) -> Key:
     """All that decides the tables, except what ``Remembered.is_like`` compares."""
     index = walked.index_of
-    begins = tuple([(index[root.function], root.input_nr) for root in roots])
+    begins = tuple([(index[node], input_nr) for node, input_nr in roots])
     asked = None
     if wanted is not None:
         asked = tuple(
-            [(index.get(edge.function), edge.input_nr, _kind(sink)) for edge, sink in wanted]
+            [(index.get(node), input_nr, _kind(sink)) for (node, input_nr), sink in wanted]
         )
     return (kinds_of(walked.nodes), tuple(walked.edges), begins, asked, cost)
 

@@ -89,9 +89,9 @@ class GraphTables:
         notice.
         """
         found = [
-            (self.index[edge.function], edge.input_nr, sink)
-            for edge, sink in wanted
-            if edge.function in self.index
+            (self.index[node], input_nr, sink)
+            for (node, input_nr), sink in wanted
+            if node in self.index
         ]
         leads = reaches(self.edges, [at for at, _, _ in found])
         for at, targets in enumerate(self.edges):
@@ -199,9 +199,9 @@ class GraphTables:
         self, roots: Sequence[Edge], seeds: Sequence[Any], keep_graph: bool, cost: Cost
     ) -> FrozenGraph:
         kept = [
-            (self.index[edge.function], edge.input_nr, seed)
-            for edge, seed in zip(roots, seeds, strict=True)
-            if edge.function in self.index
+            (self.index[node], input_nr, seed)
+            for (node, input_nr), seed in zip(roots, seeds, strict=True)
+            if node in self.index
         ]
         targets = tuple((self.front.get(at, at), input_nr) for at, input_nr, _ in kept)
         # This runs once per Node and backward while the workers wait, so it uses no generator.
@@ -242,7 +242,7 @@ class GraphTables:
 
     def template(self, walked: Walk, roots: Sequence[Edge], frozen: FrozenGraph) -> Template:
         """The template for the next graph of this kind."""
-        kept_seeds = [at for at, root in enumerate(roots) if root.function in self.index]
+        kept_seeds = [at for at, (node, _) in enumerate(roots) if node in self.index]
         return Template(
             [node.input_metadata for node in walked.nodes],
             *sequence_of(walked.nodes),

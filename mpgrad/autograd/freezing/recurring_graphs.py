@@ -290,21 +290,22 @@ class Guards:
 
     def find(self, root: Edge) -> tuple[list[Node], Remembered] | None:
         """The Nodes of a graph like an earlier one, and its record; None if there is none."""
-        found = self._by_root.get(type(root.function))
+        found = self._by_root.get(type(root[0]))
         if found is None:
             return None
-        nodes = found[0](root.function, root.input_nr)
+        nodes = found[0](*root)
         return None if nodes is None else (nodes, found[1])
 
     def add(self, walked: Walk, root: Edge, known: Remembered) -> None:
         """Recognise graphs like this one from now on."""
         if len(walked.nodes) > GUARDED_NODES_MAX:
             return
-        source = guard_source(walked, root.input_nr, known.template.by_sequence)
-        guard = compiled("guard", *source, f"guard of {root.function.name()}")
+        node, input_nr = root
+        source = guard_source(walked, input_nr, known.template.by_sequence)
+        guard = compiled("guard", *source, f"guard of {node.name()}")
         if len(self._by_root) >= ROOTS_MAX:
             self._by_root.clear()
-        self._by_root[type(root.function)] = guard, known
+        self._by_root[type(node)] = guard, known
 
 
 def guard_source(

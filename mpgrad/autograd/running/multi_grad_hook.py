@@ -45,7 +45,7 @@ def register_multi_grad_hook(
             raise AssertionError(
                 f"Expected gradient function to be set: tensor {index} does not require grad"
             )
-    hook = _AllHook([gradient_edge(tensor).function for tensor in tensors], fn)
+    hook = _AllHook([gradient_edge(tensor)[0] for tensor in tensors], fn)
     return MultiHandle(
         [
             tensor.register_hook(functools.partial(hook.receive, index))

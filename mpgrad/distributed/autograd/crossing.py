@@ -57,7 +57,7 @@ class Departure:
             return NO_MESSAGE
         edges = [gradient_edge(tensor) for tensor in self._tensors]
         # Whatever thread has made them: nothing that was recorded before comes after.
-        continue_sequence_from(1 + max(recorded_at(edge.function) for edge in edges))
+        continue_sequence_from(1 + max(recorded_at(node) for node, _ in edges))
         metadata = [gradient_metadata(tensor) for tensor in self._tensors]
         message = contexts.new_message()
         self._context.add_send(SendRpcBackward(edges, metadata, message, self._to, what))

@@ -187,7 +187,7 @@ class LocalPart:
         arrivals = [
             ArrivingGradients(send, slots, self._take) for send, slots in self._awaited_sends()
         ]
-        roots = [*self._roots, *(Edge(node, 0) for node in arrivals)]
+        roots = [*self._roots, *((node, 0) for node in arrivals)]
         seeds = [*self._seeds, *(None for _ in arrivals)]
         wanted = self._wanted(walk(roots).nodes)
         if not wanted:
@@ -235,12 +235,12 @@ class LocalPart:
         for node in nodes:
             if isinstance(node, RecvRpcBackward):
                 self._require_own(node)
-                wanted.append((Edge(node, 0), None))
+                wanted.append(((node, 0), None))
             elif isinstance(node, AccumulateGrad) and self.inputs is None:
-                wanted.append((Edge(node, 0), self._sink(node, node.variable)))
+                wanted.append(((node, 0), self._sink(node, node.variable)))
         for tensor in self.inputs or ():
             edge = gradient_edge(tensor)
-            wanted.append((edge, self._sink(edge.function, tensor)))
+            wanted.append((edge, self._sink(edge[0], tensor)))
         return wanted
 
     def _sink(self, node: Node, tensor: Tensor) -> WantedSink:
