@@ -59,7 +59,10 @@ def _reduced(value: Any) -> Array:
 def _binary(ufunc: np.ufunc, result: type | None = None) -> Callable[..., Array]:
     def apply(self: CpuBackend, a: Any, b: Any) -> Array:
         # The result has at most as many elements as there are pairs; for equal shapes, their root.
-        pairs = getattr(a, "size", 1) * getattr(b, "size", 1)
+        try:
+            pairs = a.size * b.size
+        except AttributeError:  # one is a number
+            pairs = getattr(a, "size", 1) * getattr(b, "size", 1)
         if pairs >= SMALL_PAIRS and not (
             pairs < SMALL_PAIRS**2 and getattr(a, "shape", ()) == getattr(b, "shape", ())
         ):
@@ -101,7 +104,19 @@ def _reduction(function: Callable[..., Any]) -> Callable[..., Array]:
     return apply
 
 
-class CpuBackend(cpu_matrices.Matrices):
+#: NumPy's names, in a class: a ``__getattr__`` would make each call of a method slower.
+_NumPy: Any = type(
+    "_NumPy",
+    (),
+    {
+        name: staticmethod(value) if hasattr(type(value), "__get__") else value
+        for name, value in vars(np).items()
+        if not name.startswith("_")
+    },
+)
+
+
+class CpuBackend(cpu_matrices.Matrices, _NumPy):
     """The array namespace ``xp`` for NumPy (the list is in ``mpgrad.backends``).
 
     Args:
@@ -112,8 +127,9 @@ class CpuBackend(cpu_matrices.Matrices):
     def __init__(self, empty: Callable[..., Array]) -> None:
         self.empty = empty
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
+    # NumPy loads these when they are asked for.
+    fft = property(lambda self: np.fft)
+    linalg = property(lambda self: np.linalg)
 
     # ------------------------------------------------------------------ elementwise
 

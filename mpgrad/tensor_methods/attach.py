@@ -17,6 +17,7 @@ from mpgrad.autograd.running import engine_slot
 from mpgrad.base.user_frames import hide_our_frames
 from mpgrad.dispatch import overrides
 from mpgrad.graph.node import Node
+from mpgrad.graph.registry import OPERATORS, Operator
 from mpgrad.ops import (
     activation,
     activation_variants,
@@ -97,6 +98,21 @@ def _infix(function: Callable[..., Tensor], *, reflected: bool = False) -> Calla
     return method
 
 
+def _arithmetic(function: Callable[..., Tensor], operator: Operator) -> Callable[..., Tensor]:
+    """The same for ``operator``, which two Tensors of one floating dtype need nothing but."""
+
+    def method(self: Tensor, other: Any) -> Tensor:
+        if isinstance(other, Tensor):
+            dtype = self._array.dtype
+            if dtype is other._array.dtype and dtype.kind == "f":
+                return operator.run(self, other)  # type: ignore[no-any-return]
+        elif not isinstance(other, _OPERANDS):
+            return NotImplemented
+        return function(self, other)
+
+    return method
+
+
 _INFIX: dict[str, Callable[..., Tensor]] = {
     "add": arithmetic.add,
     "sub": arithmetic.sub,
@@ -112,6 +128,8 @@ _INFIX: dict[str, Callable[..., Tensor]] = {
     "lshift": bit_patterns.bitwise_left_shift,
     "rshift": bit_patterns.bitwise_right_shift,
 }
+#: Those that are one call of the operator of this name.
+_ARITHMETIC = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div"}
 #: The methods behind ``+=`` and its kin.
 _IN_PLACE = {
     "add": "add_",
@@ -358,6 +376,8 @@ def _attach() -> None:
     for name, function in _INFIX.items():
         setattr(Tensor, f"__{name}__", _infix(function))
         setattr(Tensor, f"__r{name}__", _infix(function, reflected=True))
+    for name, operator in _ARITHMETIC.items():
+        setattr(Tensor, f"__{name}__", _arithmetic(_INFIX[name], OPERATORS[operator]))
     Tensor.__rdiv__ = Tensor.__rtruediv__  # type: ignore[method-assign]  # PyTorch has both
     for name, function in _COMPARISONS.items():
         setattr(Tensor, name, _infix(function))
