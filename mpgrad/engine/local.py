@@ -33,11 +33,10 @@ from mpgrad.devices.device_arrays import CUDA
 from mpgrad.dispatch.operator_call import cpu
 from mpgrad.engine import compiled
 from mpgrad.engine.learning import durations_us, teach
-from mpgrad.engine.node_rules import Rule, rules_of
+from mpgrad.engine.rule_loop import RuleLoop
 from mpgrad.graph.anomaly import explain_failure, refuse_nan
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.node import InputMetadata, Node
-from mpgrad.scheduler.graph_spec import Target
 from mpgrad.tensors.storage import is_exclusive
 
 #: The number of uses of a graph's tables after which it is compiled: source for a graph that comes
@@ -107,7 +106,11 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     learns = known is None or known.learns()
     times: list[float] | None = [] if learns or RUNNING.recording is not None else None
     started = perf_counter()
-    results, _, _ = _run_in_order(frozen, cpu, times, _rules(frozen))
+    loop = _rule_loop(frozen)
+    if loop is None:
+        results, _, _ = _run_in_order(frozen, cpu, times)
+    else:
+        results = loop.run(frozen, times, _run_node)
     if known is not None:
         known.note((perf_counter() - started) * 1e6)
     if times:
@@ -115,14 +118,14 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
     return claim(results)
 
 
-def _rules(frozen: FrozenGraph) -> Sequence[Rule | None] | None:
-    """The rules of a large graph that has come several times; None if it has none."""
+def _rule_loop(frozen: FrozenGraph) -> RuleLoop | None:
+    """The loop of a large graph that has come several times; None if it has none."""
     known = frozen.remembered
     if known is None or len(frozen.nodes) <= compiled.NODES_MAX or anomaly.enabled or CUDA.in_use:
         return None
-    if known.rules is None and known.uses >= COMPILED_FROM_USE:
-        known.rules = rules_of(frozen)
-    return known.rules  # type: ignore[no-any-return]
+    if known.loop is None and known.uses >= COMPILED_FROM_USE:
+        known.loop = RuleLoop(frozen)
+    return known.loop  # type: ignore[no-any-return]
 
 
 def gradients_of_nodes(frozen: FrozenGraph, xp: Any, times: list[float] | None = None) -> list[Any]:
@@ -137,7 +140,6 @@ def _run_in_order(
     frozen: FrozenGraph,
     xp: Any,
     times: list[float] | None = None,
-    rules: Sequence[Rule | None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> tuple[list[Any], _Inflow, int]:
     """Run the Nodes, until ``stop()`` is true before one of them.
@@ -146,18 +148,15 @@ def _run_in_order(
         frozen: the graph.
         xp: the array namespace.
         times: gets when each rule began and ended (``perf_counter``).
-        rules: see ``engine.node_rules``.
         stop: None if all Nodes are to run.
 
     Returns:
         The captured gradients, the sums that wait for Nodes that have not run, and how many have.
     """
-    nodes, runs, specs = frozen.nodes, frozen.runs, frozen.spec.nodes
+    runs = frozen.runs
     inflow = _Inflow(frozen, np.asarray if xp is cpu else xp.asarray)
     wanted = _captured_inputs(frozen)
     results: list[Any] = [None] * len(frozen.spec.captures)
-    call_rule = _call_rule if not CUDA.in_use else _call_rule_on_device
-    is_watched = anomaly.enabled and not engine_slot.is_inside_rule()
     grads: Any = None
     for position, at in enumerate(frozen.spec.order):
         if stop is not None and stop():
@@ -168,40 +167,51 @@ def _run_in_order(
         if not runs[at]:
             del grads  # a result has one holder
             continue
-        node, name, edges = nodes[at], specs[at].name, specs[at].edges
-        started = 0.0 if times is None else perf_counter()
-        try:
-            if rules is not None and rules[at] is not None:
-                outputs = rules[at]((node, None), grads, frozen.keep_graph, None)  # type: ignore[misc]
-                if outputs is not None:
-                    if times is not None:
-                        times += (started, perf_counter())
-                    grads = None
-                    _pass_on(outputs, edges, inflow)
-                    continue
-            outputs = call_rule(node, grads, tuple([edge is not None for edge in edges]), xp)
-            if times is not None:
-                times += (started, perf_counter())
-            require_number(name, outputs, len(edges))
-            if is_watched:
-                _refuse_nan(frozen, at, outputs)
-            # A rule may change an array in place if nobody else holds it, so this frame drops it.
-            grads = None
-            for number, edge in enumerate(edges):
-                grad = outputs[number]
-                if edge is not None and grad is not None:
-                    target, input_nr = edge
-                    expected = nodes[target].input_metadata[input_nr]
-                    inflow.add(target, input_nr, validate_output(name, number, grad, expected, xp))
-        except Exception as error:
-            add_notes(error, name, node.input_metadata, _outputs(frozen, at), node.takes_undefined)
-            if is_watched:
-                explain_failure(node)
-            raise
-        outputs = grad = None
-        if not frozen.keep_graph:
-            node.release_saved()
+        outputs = _run_node(frozen, at, grads, xp, times)
+        outputs.reverse()
+        for edge in frozen.spec.nodes[at].edges:
+            if edge is not None and (grad := outputs.pop()) is not None:
+                inflow.add(edge[0], edge[1], grad)
+        grad = None
     return results, inflow, len(frozen.spec.order)
+
+
+def _run_node(
+    frozen: FrozenGraph, at: int, grads: list[Any], xp: Any = cpu, times: list[float] | None = None
+) -> list[Any]:
+    """Run the rule of a Node, and empty its ``grads``.
+
+    Returns:
+        For each input that needs one the gradient as its consumer expects it, or None.
+    """
+    node, name, edges = frozen.nodes[at], frozen.spec.nodes[at].name, frozen.spec.nodes[at].edges
+    call_rule = _call_rule if not CUDA.in_use else _call_rule_on_device
+    is_watched = anomaly.enabled and not engine_slot.is_inside_rule()
+    started = 0.0 if times is None else perf_counter()
+    try:
+        outputs = call_rule(node, grads, tuple([edge is not None for edge in edges]), xp)
+        if times is not None:
+            times += (started, perf_counter())
+        require_number(name, outputs, len(edges))
+        if is_watched:
+            _refuse_nan(frozen, at, outputs)
+        # A rule may change an array in place if nobody else holds it, so nobody keeps it.
+        grads.clear()
+        found = [
+            None if grad is None else validate_output(name, number, grad, expected, xp)
+            for number, (grad, expected) in enumerate(
+                zip(outputs, _outputs(frozen, at), strict=True)
+            )
+            if expected is not None
+        ]
+    except Exception as error:
+        add_notes(error, name, node.input_metadata, _outputs(frozen, at), node.takes_undefined)
+        if is_watched:
+            explain_failure(node)
+        raise
+    if not frozen.keep_graph:
+        node.release_saved()
+    return found
 
 
 def _captured_inputs(frozen: FrozenGraph) -> dict[int, list[tuple[int, int]]]:
@@ -210,14 +220,6 @@ def _captured_inputs(frozen: FrozenGraph) -> dict[int, list[tuple[int, int]]]:
     for number, (at, input_nr) in enumerate(frozen.spec.captures):
         wanted[at].append((input_nr, number))
     return wanted
-
-
-def _pass_on(outputs: list[Any], edges: Sequence[Target | None], inflow: _Inflow) -> None:
-    """Empty the gradients of those inputs that need one into what they flow to."""
-    outputs.reverse()
-    for edge in edges:
-        if edge is not None:
-            inflow.add(edge[0], edge[1], outputs.pop())
 
 
 class _Inflow:

@@ -115,6 +115,9 @@ def empty(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
 
 def adopt(array: Any, device: Device | None = None) -> Any:
     """A copy of ``array`` in this memory (C-contiguous), on ``device`` or that of ``array``."""
+    is_small = type(array) is np.ndarray and array.nbytes < LARGE_BYTES
+    if is_small and device is None and not TRACING.entered:
+        return array.copy()
     here = device_arrays.device_of(array)
     if device is not None and device != here:
         array = device_arrays.moved(array, device)

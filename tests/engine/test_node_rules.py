@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.engine import compiled, local, node_rules
+from mpgrad.engine import compiled, local, node_rules, rule_loop
 from tests.random_programs import random_program
 
 freeze_module = importlib.import_module("mpgrad.autograd.freezing.freeze")
@@ -35,7 +35,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         return rule and run
 
     rules_of = node_rules.rules_of
-    monkeypatch.setattr(local, "rules_of", lambda frozen: list(map(noted, rules_of(frozen))))
+    monkeypatch.setattr(rule_loop, "rules_of", lambda frozen: list(map(noted, rules_of(frozen))))
     with mg.Engine("local"):
         yield found
     node_rules._forget_all()

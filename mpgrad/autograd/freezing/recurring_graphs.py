@@ -119,10 +119,10 @@ class Remembered:
         "_usual_here",
         "_usual_in_workers",
         "here",
+        "loop",
         "placed",
         "prepared",
         "program",
-        "rules",
         "spec",
         "template",
         "uses",
@@ -138,8 +138,8 @@ class Remembered:
         self.here: Any = None
         #: The compiled function for ``local``; or the reason why there is none; None: not yet.
         self.program: Any = None
-        #: Of a large graph, the rule of each Node's form (``engine.node_rules``); None: not yet.
-        self.rules: Any = None
+        #: Of a large graph, the loop over its Nodes (``engine.rule_loop``); None: not yet.
+        self.loop: Any = None
         #: The last result of placing ``spec``: (``spec``, moved Nodes, the new tables).
         self.placed: tuple[GraphSpec, tuple[int, ...], GraphSpec] | None = None
         # These belong to the graph, not to its tables, which are renewed when a cost changes.
