@@ -167,7 +167,13 @@ class Function:
         separate = cls.setup_context is not Function.setup_context
         if kwargs or separate:
             args = _positional(cls.forward, args, kwargs, has_ctx=not separate)
-        needs = tuple([isinstance(value, Tensor) and value.requires_grad for value in args])
+        needs = tuple(
+            [
+                isinstance(value, Tensor)
+                and (value._requires_grad or (value._view is not None and value.requires_grad))
+                for value in args
+            ]
+        )
         ctx = FunctionContext(needs, clears_on_access=cls.clear_saved_tensors_on_access)
         recorded = GRAD_MODE.enabled
         # Before forward, which may rewrite the history of an input (see mark_dirty).

@@ -81,8 +81,17 @@ def scatter_along_axis(xp: CpuBackend, x: Array, indices: Array, axis: int, size
     if axis == 1 and indices.ndim == 2 and indices.shape[1] == 1:  # none is repeated
         out[np.arange(len(out)), indices[:, 0]] = x[:, 0]
         return out
+    if not indices.size:
+        return out
+    if indices.min() < 0:
+        indices = np.remainder(indices, size)
+    if axis % x.ndim == x.ndim - 1:
+        rows = indices.reshape(-1, indices.shape[-1])
+        places = rows + np.arange(0, len(rows) * size, size).reshape(-1, 1)
+        np.add.at(out.reshape(-1), places.reshape(-1), x.reshape(-1))
+        return out
     steps = [step // out.itemsize for step in out.strides]
-    places = np.remainder(indices, size) * steps[axis]
+    places = indices * steps[axis]
     for other, length in enumerate(x.shape):
         if other != axis:
             along = [1] * x.ndim

@@ -38,7 +38,8 @@ def max_pool2d(
     np.copyto(values, taps[0])
     for tap in taps[1:]:
         np.maximum(values, tap, out=values)
-    winners = _winners(taps, values, _taps_inside(x.shape, kernel, stride, padding, dilation))
+    inside = _taps_inside(x.shape, kernel, stride, padding, dilation) if any(padding) else None
+    winners = _winners(taps, values, inside)
     return values, _flat_positions(xp, winners, x.shape, kernel, stride, padding, dilation)
 
 
@@ -60,18 +61,28 @@ def max_pool2d_input_grad(
     return xp.reshape(spread, input_shape)
 
 
-def _winners(taps: list[Array], values: Array, inside: list[Array]) -> Array:
-    """For each window the number of the first tap that equals its value, or of its last NaN."""
+def _winners(taps: list[Array], values: Array, inside: list[Array] | None) -> Array:
+    """For each window the number of the first tap that equals its value, or of its last NaN.
+
+    Args:
+        taps: one element of each window, by number.
+        values: the largest ones.
+        inside: for each tap, the windows in which it is no padding; None: all.
+    """
     missed = np.ones(values.shape, bool)
-    number = np.zeros(values.shape, np.int64)
-    for tap, valid in zip(taps[:-1], inside, strict=False):
-        hit = tap == values
-        hit &= valid
-        missed &= ~hit
+    number = np.zeros(values.shape, np.min_scalar_type(len(taps)))
+    for tap_number, tap in enumerate(taps[:-1]):
+        misses = tap != values
+        if inside is not None:
+            misses |= ~inside[tap_number]
+        missed &= misses
         number += missed
     if np.isnan(values).any():
-        for tap_number, (tap, valid) in enumerate(zip(taps, inside, strict=True)):
-            number[np.isnan(tap) & valid] = tap_number
+        for tap_number, tap in enumerate(taps):
+            is_nan = np.isnan(tap)
+            if inside is not None:
+                is_nan &= inside[tap_number]
+            number[is_nan] = tap_number
     return number
 
 

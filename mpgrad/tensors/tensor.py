@@ -10,7 +10,6 @@ import functools
 import os
 import threading
 import warnings
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -393,7 +392,9 @@ def recorded_edge(tensor: Tensor) -> tuple[Edge, Tensor | None]:
     if node is not None:
         return (node, tensor._output_nr), None
     known = tensor._accumulator
-    if known.__class__ is weakref.ref:
+    if known.__class__ is tuple:
+        return known, tensor
+    if known is not None:
         accumulator = known()
         known = None if accumulator is None else (accumulator, 0)
     edge: Any = known or _new_accumulator(tensor)
@@ -404,13 +405,11 @@ def recorded_edges(
     values: Sequence[Any], needs: Sequence[bool]
 ) -> tuple[list[Edge | None], list[Tensor | None]]:
     """The results of :func:`recorded_edge` for those values whose gradient is needed."""
-    edges: list[Edge | None] = []
-    leaves: list[Tensor | None] = []
-    for value, needed in zip(values, needs, strict=True):
-        edge, leaf = recorded_edge(value) if needed else (None, None)
-        edges.append(edge)
-        leaves.append(leaf)
-    return edges, leaves
+    pairs = [
+        recorded_edge(value) if needed else (None, None)
+        for value, needed in zip(values, needs, strict=True)
+    ]
+    return [edge for edge, _ in pairs], [leaf for _, leaf in pairs]
 
 
 #: Held so that two threads that use a leaf for the first time get the same AccumulateGrad.

@@ -37,6 +37,8 @@ def outputs_of(
         RuntimeError: the declarations of ctx do not fit the call of forward.
         TypeError: a value to be saved is not a Tensor.
     """
+    if not (ctx._dirty or ctx._non_differentiable) and _are_new(produced, args):
+        return _recorded(produced, ctx, node)
     maker = _Outputs(args, ctx, recording=node is not None)
     maker.check_dirty(produced)
     outputs = [maker.output(value) for value in produced]
@@ -44,13 +46,37 @@ def outputs_of(
     maker.restrict_views(outputs, several=sum(differentiable) > 1)
     if node is None:
         return outputs
-    _check_saved(ctx, maker, produced, has_setup_context)
+    _check_saved(ctx)
+    if has_setup_context:
+        _refuse_returned(ctx, maker, produced)
     ctx._outputs = tuple([metadata_of(v) if isinstance(v, Tensor) else None for v in outputs])
     before = maker.histories()
     node.finish(outputs, differentiable)
     for tensor, old_node, old_nr in before:
         _rebase(tensor, node, old_node, old_nr)
     return outputs
+
+
+def _are_new(produced: Sequence[Any], args: Sequence[Any]) -> bool:
+    """Whether they are Tensors that forward has made, without history and other names."""
+    for value in produced:
+        if not isinstance(value, Tensor) or value._requires_grad or value._view is not None:
+            return False
+        for given in args:
+            if value is given:
+                return False
+    return True
+
+
+def _recorded(
+    produced: Sequence[Tensor], ctx: FunctionContext, node: FunctionNode | None
+) -> list[Tensor]:
+    """New tensors as outputs, each as it is."""
+    if node is not None:
+        _check_saved(ctx)
+        ctx._outputs = tuple([metadata_of(value) for value in produced])
+        node.finish(produced, [value._array.dtype.kind in "fc" for value in produced])
+    return list(produced)
 
 
 def _rebase(tensor: Tensor, node: FunctionNode, old_node: Node | None, old_nr: int) -> None:
@@ -139,10 +165,6 @@ class _Outputs:
             if isinstance(value, _ARRAYS) and value.dtype.kind in "biufc":
                 return self._of_array(np.asarray(value))
             return value
-        if value._view is None and not (
-            value._requires_grad or self._excluded or self.is_input(value)
-        ):
-            return value  # forward has made it, and it is returned as it is
         if id(value) in self._made:
             return self._made[id(value)]
         made = self._of_tensor(value)
@@ -209,18 +231,18 @@ def _check_tensors(method: str, declared: Sequence[Any]) -> None:
             )
 
 
-def _check_saved(
-    ctx: FunctionContext, maker: _Outputs, produced: Sequence[Any], has_setup_context: bool
-) -> None:
+def _check_saved(ctx: FunctionContext) -> None:
     for position, value in enumerate(ctx._to_save):
-        if value is None:
-            continue
-        if not isinstance(value, Tensor):
+        if value is not None and not isinstance(value, Tensor):
             raise TypeError(
                 f"save_for_backward can only save variables, but argument {position} is of type "
                 f"{type(value).__name__}. Keep other values as attributes: ctx.name = value."
             )
-        if has_setup_context and maker.is_input(value) and _contains(produced, value):
+
+
+def _refuse_returned(ctx: FunctionContext, maker: _Outputs, produced: Sequence[Any]) -> None:
+    for value in ctx._to_save:
+        if value is not None and maker.is_input(value) and _contains(produced, value):
             raise RuntimeError(
                 "An input that has been returned as-is as output is being saved for backward. This "
                 "is not supported if you override setup_context. Return and save a view of it "
