@@ -42,6 +42,10 @@ BLOCK_BYTES = 2 * 2**20
 #: last: all channels of a pixel at once, instead of a few elements of a row of one channel.
 CHANNELS_MIN = 16
 
+#: The columns of images up to this width have channels last, too (docs/profiles.md, "The digits
+#: CNN").
+NARROW_MAX = 16
+
 #: Orders of the axes (batch, group, channel, kernel, kernel, out height, out width) in columns.
 _CHANNELS_FIRST = (1, 2, 3, 4, 0, 5, 6)
 _CHANNELS_LAST = (1, 0, 5, 6, 3, 4, 2)
@@ -58,14 +62,23 @@ def conv2d(
     groups: int,
 ) -> Array:
     """Cross-correlate ``x`` with ``weight`` of shape (out channels, in / groups, kernel)."""
-    padded = pad(x, padding, 0)
+    is_last = _has_narrow_images(x, weight) and not _has_one_tap(weight)
+    padded = _with_channels_last(x, padding) if is_last else pad(x, padding, 0)
     windows = _windows(padded, weight.shape[2:], stride, dilation, groups)
     n, out_channels, (height, width) = x.shape[0], weight.shape[0], windows.shape[-2:]
-    filters = weight.reshape(groups, out_channels // groups, -1)
+    filters = weight.reshape(groups, out_channels // groups, *weight.shape[1:])
     out = xp.empty((n, out_channels, height, width), x.dtype)
     if not out.size:
         return out
     pieces = out.reshape(n, groups, out_channels // groups, height * width)
+    if is_last:
+        by_tap = filters.transpose(0, 3, 4, 2, 1).reshape(groups, -1, filters.shape[1])
+        for images, columns in _blocks(windows, _CHANNELS_LAST, weight.nbytes):
+            found = product(columns.reshape(groups, -1, by_tap.shape[1]), by_tap)
+            by_image = found.reshape(groups, -1, height * width, filters.shape[1])
+            pieces[images] = by_image.transpose(1, 0, 3, 2)
+        return out
+    filters = filters.reshape(*filters.shape[:2], -1)
     if _has_one_tap(weight):
         product(filters, windows.reshape(n, groups, -1, height * width), out=pieces)
         return out
@@ -186,6 +199,11 @@ def _input_grad_at_once(
 
 
 # ---------------------------------------------------------------------- columns
+
+
+def _has_narrow_images(x: Array, weight: Array) -> bool:
+    """Whether their rows are so short that the elements of a pixel are copied faster."""
+    return x.shape[3] <= NARROW_MAX and weight.shape[1] >= CHANNELS_MIN
 
 
 def _has_one_tap(weight: Array) -> bool:

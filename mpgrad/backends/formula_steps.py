@@ -297,6 +297,11 @@ def _reduction(ufunc: np.ufunc, axes: tuple[int, ...]) -> Callable[[Array, Array
     return lambda x, out: reduce(x, axes, None, out, True)
 
 
+#: Sums of shorter rows take longer than those of all elements with one place in their rows. 64 rows
+#: in 32 channels: 5 us instead of 29 with 16 numbers in each, of products 11 instead of 29.
+ROW_MIN = 32
+
+
 class _RowSum:
     """A sum over ``axes``, one of which is the last: it takes a third of the time of ``np.sum``."""
 
@@ -304,10 +309,23 @@ class _RowSum:
         self._others = axes[:-1]
 
     def __call__(self, x: Array, out: Array) -> None:
-        self.of_products(x, _ones(x.shape[-1], x.dtype), out)
+        if self._has_short_rows(x):
+            reduce: Any = np.add.reduce
+            x = reduce(x, self._others, None, None, True)
+        self._of_rows(x, _ones(x.shape[-1], x.dtype), out)
 
     def of_products(self, a: Array, b: Array, out: Array) -> None:
         """The sum of ``a * b``."""
+        if self._has_short_rows(a):
+            self(np.multiply(a, b), out)
+        else:
+            self._of_rows(a, b, out)
+
+    def _has_short_rows(self, x: Array) -> bool:
+        """Whether it is faster to add all rows first."""
+        return bool(self._others) and x.shape[-1] < ROW_MIN
+
+    def _of_rows(self, a: Array, b: Array, out: Array) -> None:
         if self._others:
             reduce: Any = np.add.reduce
             reduce(np.vecdot(a, b), self._others, None, out[..., 0], True)

@@ -16,7 +16,7 @@ from mpgrad.backends.array_program import TRACING, ArrayProgram, plain
 from mpgrad.backends.array_proxies import ArrayProxy, NumberProxy
 from mpgrad.backends.blockwise import WHOLE_BYTES
 from mpgrad.backends.broadcasting import stretched_axes
-from mpgrad.backends.cpu import LARGE_BYTES, CpuBackend
+from mpgrad.backends.cpu import LARGE_BYTES, CpuBackend, is_by_channel
 from mpgrad.backends.cpu_choices import direct_where
 from mpgrad.backends.cpu_indexing import complete_key
 from mpgrad.backends.cpu_products import warns_at_random
@@ -216,7 +216,7 @@ def _reduction(ufunc: Any) -> Lowering:
     def lower(
         xp: TracedNamespace, result: Any, x: Any, axis: Any = None, keepdims: bool = False
     ) -> str | None:
-        if x.dtype.kind not in "fc":
+        if x.dtype.kind not in "fc" or (ufunc is np.add and is_by_channel(x, axis)):
             return None
         given = f"{xp.text(x)}, {xp.text(axis)}" + (", None, None, True" if keepdims else "")
         reduce = f"{ufunc.__name__}_reduce"
