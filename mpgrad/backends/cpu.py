@@ -59,9 +59,9 @@ def _reduced(value: Any) -> Array:
 def _binary(ufunc: np.ufunc, result: type | None = None) -> Callable[..., Array]:
     def apply(self: CpuBackend, a: Any, b: Any) -> Array:
         # The result has at most as many elements as there are pairs; for equal shapes, their root.
-        try:
+        if type(b) is np.ndarray and type(a) is np.ndarray:
             pairs = a.size * b.size
-        except AttributeError:  # one is a number
+        else:
             pairs = getattr(a, "size", 1) * getattr(b, "size", 1)
         if pairs >= SMALL_PAIRS and not (
             pairs < SMALL_PAIRS**2 and getattr(a, "shape", ()) == getattr(b, "shape", ())

@@ -58,6 +58,7 @@ GEOMETRIES = [
     Geometry((1, 20, 4, 4), 2, (1, 3), dilation=(1, 1)),
     Geometry((0, 20, 4, 4), 2),
     Geometry((2, 16, 5, 6), 4, (2, 3), padding=(2, 1)),
+    Geometry((2, 16, 5, cpu_conv.NARROW_MAX + 1), 4, padding=(1, 1)),
     Geometry((2, 32, 9, 6), 4, (2, 3), padding=(1, 1), dilation=(2, 2), groups=2),
 ]
 

@@ -164,6 +164,28 @@ def test_max_pool_ties_and_padding_as_in_pytorch(of_torch: Of) -> None:
         assert (indices == their_indices).all(), oracle
 
 
+def test_max_pool_of_windows_with_many_elements() -> None:
+    x = draw(2, 3, 36, 37)
+    options = {"kernel": (17, 18), "stride": (17, 18), "padding": (0, 0), "dilation": (1, 1)}
+    values, positions = CpuBackend(np.empty).max_pool2d(x, **options)
+    for at in np.ndindex(*values.shape):
+        window = x[at[0], at[1], at[2] * 17 :, at[3] * 18 :][:17, :18]
+        assert values[at] == window.max()
+        assert x[at[0], at[1]].ravel()[positions[at]] == values[at]
+
+
+def test_a_sum_by_channel_has_the_same_bits_as_source() -> None:
+    weight, bias = draw(5, 3, 7, 9), mg.zeros(3, 1, 1, requires_grad=True)
+    expected = CpuBackend(np.empty).sum(weight, (0, 2, 3))
+    np.testing.assert_allclose(expected, weight.astype(np.float64).sum((0, 2, 3)), rtol=1e-5)
+    with mg.Engine("local"):
+        for _ in range(4):
+            bias.grad = None
+            ((mg.tensor(draw(5, 3, 7, 9)) + bias) * mg.tensor(weight)).sum().backward()
+            assert bias.grad is not None
+            assert bias.grad.numpy().tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 5e-16), (np.float32, 3e-7)])
 def test_erf_is_exact_to_the_last_digits(dtype: Any, tolerance: float) -> None:
     x = np.concatenate([np.linspace(-7, 7, 20001), [0.0, -0.0, np.inf, -np.inf, 1e-300, 1.0]])
