@@ -93,13 +93,10 @@ def test_captures_of_nodes_that_run(ran: list[bool]) -> None:
     for _ in range(4):
         x = mg.tensor([1.0, 2.0], requires_grad=True)
         y = x * 2.0
-        y.retain_grad()
         z = (y * y).exp() + y
-        found.append(bits(*mg.grad(z.sum(), [z, y, x], retain_graph=True)))
-        z.sum().backward()
-        found[-1] += bits(y.grad, x.grad)
-        assert found[-1][1:3] == found[-1][3:]
+        found.append(bits(*mg.grad(z.sum(), [z, y, x])))
     assert found[1:] == found[:1] * 3
+    assert None not in found[0]
     assert True in ran
 
 
