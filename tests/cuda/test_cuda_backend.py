@@ -90,8 +90,9 @@ def test_formulas_give_the_same(case: Case, xp: CudaBackend, driver: CudaDriver)
         for ours, theirs in zip(found, expected, strict=True):
             assert (ours is None) == (theirs is None)
             if ours is not None:
-                # Each backend adds up a convolution's products in an order of its own.
-                is_exact = not node.operator.name.startswith("conv2d")
+                # Each backend adds up convolutions, and sums by channel, in an order of its own.
+                is_exact = not node.operator.name.startswith(("conv2d", "add"))
+                is_exact = is_exact and not case.name.startswith("batch_norm")
                 assert_same(ours, theirs, driver, is_exact=is_exact)
 
 

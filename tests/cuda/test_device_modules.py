@@ -137,7 +137,7 @@ def trained(device: str, make_optimizer: Any) -> tuple[list[float], mg.nn.Module
 )
 def test_training_on_a_gpu_is_training(gpus: str, make_optimizer: Any) -> None:
     (there, on_gpu), (here, on_cpu) = (trained(at, make_optimizer) for at in ("cuda", "cpu"))
-    np.testing.assert_allclose(there, here, rtol=0 if gpus == TWO_GPUS else 1e-3)
+    np.testing.assert_allclose(there, here, rtol=1e-5 if gpus == TWO_GPUS else 1e-3)
     assert {tensor.device for tensor in on_gpu.parameters()} == {mg.device("cuda", 0)}
     assert on_gpu.state_dict()["1.running_mean"].device == mg.device("cuda", 0)
     on_cpu.load_state_dict(on_gpu.state_dict())

@@ -61,10 +61,13 @@ def test_every_operator_and_its_gradients(case: Case, gpus: str) -> None:
         assert (ours is None) == (theirs is None)
         if ours is not None and theirs is not None:
             assert ours.device == mg.device("cuda", 0)
-            # Each backend adds up a convolution's products in an order of its own.
-            assert_equal(
-                ours, theirs, gpus, is_exact=not {"conv2d", "conv3d"} & set(case.name.split())
+            # Each backend adds up convolutions, and sums by channel, in an order of its own.
+            is_exact = not {"conv2d", "conv3d", "batch_norm"} & set(case.name.split())
+            is_exact = is_exact and case.name not in (
+                "add broadcasting",
+                "complex sum dims keepdim",
             )
+            assert_equal(ours, theirs, gpus, is_exact=is_exact)
 
 
 # ---------------------------------------------------------------------- ways between devices
