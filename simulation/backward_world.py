@@ -18,9 +18,7 @@ import mpgrad as mg
 from mpgrad.autograd.freezing.recurring_graphs import walk
 from mpgrad.autograd.roots import check_roots
 from mpgrad.distributed.autograd.crossing import Departure, arriving
-from mpgrad.distributed.autograd.like_steps import LIKE_MIN, LikeSteps
 from mpgrad.distributed.autograd.local_part import LocalPart
-from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward
 from mpgrad.distributed.rpc.call_pickles import packed, unpacked
 from mpgrad.errors import HostLost
 from mpgrad.graph import node
@@ -32,10 +30,9 @@ HOSTS_MAX = 5
 CALLS_DEEP_MAX = 4
 STEPS_MAX = 5
 #: Shares of worlds in FAST mode, with a rule that raises, with a death; of messages that come
-#: twice; of worlds where the root guesses anything, and what like steps have asked for.
-FAST, RAISES, DEATHS, DOUBLED, WILD, LIKE = 0.3, 0.2, 0.25, 0.1, 0.25, 0.4
-#: Slots that it guesses: of few, all may be right.
-GUESSED_MAX = 3
+#: twice; of worlds where some messages do not tell about the past of their tensors, and of these
+#: messages there.
+FAST, RAISES, DEATHS, DOUBLED, SECRETIVE, SECRET = 0.3, 0.2, 0.25, 0.1, 0.5, 0.3
 
 
 class BackwardWorldFailure(AssertionError):
@@ -44,23 +41,6 @@ class BackwardWorldFailure(AssertionError):
 
 class RuleRaised(Exception):
     """What a rule of the program raises."""
-
-
-class _WildGuesses(LikeSteps):
-    """Guesses anything; some of it will be asked, some will not."""
-
-    def __init__(self, chance: random.Random) -> None:
-        super().__init__()
-        self._chance = chance
-
-    def guess(self, recvs: Sequence[RecvRpcBackward]) -> list[tuple[RecvRpcBackward, int]]:
-        slots = [
-            (recv, slot)
-            for recv in recvs
-            for slot in range(len(recv.input_metadata))
-            if recv.origin != 0
-        ]
-        return self._chance.sample(slots, min(len(slots), self._chance.randint(1, GUESSED_MAX)))
 
 
 class _Host:
@@ -104,12 +84,9 @@ class BackwardWorld:
         self._dies_in = self.program.randint(1, 40) if dies else -1
         self.hosts = [_Host(self, rank) for rank in range(hosts or drawn)]
         self._drawn = drawn
-        guesses = self.network.random()
-        if guesses < WILD:
-            self.hosts[0].engine.like_steps = _WildGuesses(self.network)
-        self._is_like = guesses > 1 - LIKE
-        #: Whether the root has guessed something that had not been reached, and was right.
-        self.guessed_right = False
+        self._secrets = SECRET if self.network.random() < SECRETIVE else 0.0
+        #: Whether the root has known all marks without asking for them.
+        self.asked_nobody = False
         self.leaves: list[tuple[int, Tensor]] = []
         self._under_way: list[tuple[int, int, bytes, list[bytes]]] = []
         self._numbers = np.random.default_rng(seed)
@@ -220,8 +197,10 @@ class BackwardWorld:
         there.state.span(host)
         departure = Departure(here, to)
         frames = packed(values, "values", same_main=True, reduce=departure.reduced)
-        message = departure.record(one.contexts, "a call")
-        with arriving(there, message, host):
+        recorded = departure.record(one.contexts, "a call")
+        if self.network.random() >= self._secrets:
+            there.learn(host, recorded.upstream)
+        with arriving(there, recorded.message, host):
             carried: list[Tensor] = unpacked([memoryview(bytes(frame)) for frame in frames])
         return carried
 
@@ -270,21 +249,13 @@ class BackwardWorld:
             BackwardWorldFailure: it does not end.
             Exception: what ``backward()`` raises.
         """
-        part = self._one_backward(root, may_guess=True)
-        if part.end is not None and part.end.guessed_wrong:
-            part = self._one_backward(root, may_guess=False)
-        if not self.hosts[0].is_dead:
-            self.hosts[0].engine.raise_error_of(part)
-
-    def _one_backward(self, root: Tensor, *, may_guess: bool) -> LocalPart:
-        host = self.hosts[0]
+        host, has_begun = self.hosts[0], False
         context = host.engine.contexts.find(self.context_id)
         edges, seeds = check_roots([root], [None])
+        self.asked_nobody = context.marks(edges) is not None
         part = host.engine.begin(
-            context, edges, seeds, None,
-            keep_graph=True, is_smart=not self.is_fast, may_guess=may_guess,
-        )  # fmt: skip
-        self.guessed_right, has_begun = part.is_guessed, False
+            context, edges, seeds, None, keep_graph=True, is_smart=not self.is_fast
+        )
         while True:
             if part.may_run.is_set() and not has_begun and not part.has_ended.is_set():
                 has_begun = True
@@ -299,7 +270,8 @@ class BackwardWorld:
         waiting = [h.rank for h in self.hosts if h.threads and not h.is_dead]
         if waiting:
             raise BackwardWorldFailure(f"the parts of ranks {waiting} wait for ever")
-        return part
+        if not host.is_dead:
+            host.engine.raise_error_of(part)
 
     def _check_end(self, part: LocalPart) -> None:
         """At this moment ``backward()`` may raise."""
@@ -365,8 +337,6 @@ class BackwardWorld:
             BackwardWorldFailure: it should have been something else.
         """
         with mg.Engine("local"):
-            if self._is_like and len(self.hosts) > 1:
-                self._learn_from_like_steps()
             root = self.record()
             self.raising = self._raises
             error = self._error_of(root)
@@ -378,15 +348,6 @@ class BackwardWorld:
             self._check(root, error)
             self._leave()
         return self
-
-    def _learn_from_like_steps(self) -> None:
-        before = BackwardWorld(self.seed)
-        before.is_fast, before._dies_in = False, -1
-        before.hosts[0].engine.like_steps = LikeSteps()
-        asked = before._one_backward(before.record(), may_guess=False).asked
-        recvs = before.hosts[0].engine.contexts.find(before.context_id).recvs()
-        for _ in range(LIKE_MIN):
-            self.hosts[0].engine.like_steps.learn(recvs, asked)
 
     def _error_of(self, root: Tensor) -> Exception | None:
         try:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from mpgrad.errors import ProtocolError
+from mpgrad.scheduler.hosts.upstream import Upstream
 
 HOSTS_PROTOCOL = 4
 
@@ -156,6 +157,8 @@ class Call(_Head, frozen=True, array_like=True, tag=11):
     message: int = -1
     #: The next sequence number of the caller: the callee counts on from it.
     sequence_nr: int = 0
+    #: What the tensors of the message lead back to.
+    upstream: tuple[Upstream, ...] = ()
 
 
 class CallEnded(_Head, frozen=True, array_like=True, tag=12):
@@ -166,6 +169,7 @@ class CallEnded(_Head, frozen=True, array_like=True, tag=12):
     #: As in Call; the caller counts on from the callee's number.
     message: int = -1
     sequence_nr: int = 0
+    upstream: tuple[Upstream, ...] = ()
 
 
 class ForkHeld(_Head, frozen=True, array_like=True, tag=13):
@@ -215,8 +219,12 @@ class AnswerMarks(_OfBackward, frozen=True, array_like=True, tag=17):
 
 
 class BeginPart(_OfBackward, frozen=True, array_like=True, tag=18):
-    """All marks are final: the receiver runs its part."""
+    """All marks are final: the receiver runs its part.
 
+    These slots of its messages are marked, beside those that it was asked about.
+    """
+
+    slots: tuple[tuple[int, int], ...]
     keep_graph: bool
     #: Only the gradients of some tensors of the root count.
     is_partial: bool

@@ -9,14 +9,14 @@ import pytest
 
 from mpgrad.distributed.autograd import dist_engine
 from mpgrad.distributed.autograd.contexts import Contexts
-from mpgrad.distributed.autograd.like_steps import LikeSteps
 from mpgrad.distributed.autograd.local_part import LocalPart
-from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward
+from mpgrad.distributed.autograd.upstream_walk import UpstreamWalk
 from mpgrad.graph import node
 from mpgrad.scheduler.hosts import pass_state
 from mpgrad.scheduler.hosts.context_state import ReleasedContexts
 from mpgrad.scheduler.hosts.marking import AnswerHost, AskHost, Marking
 from mpgrad.scheduler.hosts.pass_state import PassState
+from mpgrad.scheduler.hosts.upstream import KnownUpstream, Upstream, upstream_of
 from simulation.backward_world import BackwardWorld, BackwardWorldFailure
 
 
@@ -35,8 +35,9 @@ def test_many_worlds() -> None:
     run_worlds(range(1_000, 6_000))
 
 
-def test_in_some_worlds_the_root_guesses_rightly() -> None:
-    assert any(BackwardWorld(seed).run().guessed_right for seed in range(60))
+def test_some_worlds_need_a_wave_and_others_do_not() -> None:
+    worlds = [BackwardWorld(seed).run() for seed in range(60)]
+    assert {world.asked_nobody for world in worlds if not world.is_fast} == {True, False}
 
 
 def run_worlds(seeds: Iterable[int]) -> None:
@@ -104,14 +105,24 @@ def contexts_are_left_at_home_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(dist_engine.DistEngine, "release", release)
 
 
-def guesses_are_believed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LocalPart, "is_guessed", False)
+def the_unknown_leads_nowhere(patch: pytest.MonkeyPatch) -> None:
+    def marks(known: KnownUpstream, begin: Any) -> Any:
+        return right(known, [slot for slot in begin if slot[0] in known._known])
+
+    right = KnownUpstream.marks
+    patch.setattr(KnownUpstream, "marks", marks)
+
+
+def of_several_ways_back_one_is_told(patch: pytest.MonkeyPatch) -> None:
+    right = UpstreamWalk.leads
+    patch.setattr(UpstreamWalk, "leads", lambda walk, to: [s[:1] for s in right(walk, to)])
 
 
 @pytest.mark.parametrize(
     "plant",
     [
-        guesses_are_believed,
+        the_unknown_leads_nowhere,
+        of_several_ways_back_one_is_told,
         questions_are_answered_too_early,
         doubled_gradients_count_twice,
         the_root_concludes_after_the_first_report,
@@ -150,30 +161,61 @@ def test_a_host_answers_the_first_question_last() -> None:
     assert marking.take_answer(0, (4,), {}) == []
 
 
-def test_a_guess_that_no_walk_has_reached_ends_the_backward() -> None:
+MANY = 48
+
+
+def test_marks_follow_messages_over_hosts() -> None:
+    first, second, third = 0 << MANY, 1 << MANY, 2 << MANY
+    known = KnownUpstream()
+    known.add(upstream_of(first, [(), ()]))
+    known.learn(1, [upstream_of(second, [((first, 1),), ()])])
+    assert known.marks([(third, 0)]) is None
+    known.learn(2, [upstream_of(third, [((second, 0), (second, 1))])])
+    assert known.marks([(third, 0)]) == {
+        2: [(third, 0)], 1: [(second, 1), (second, 0)], 0: [(first, 1)],
+    }  # fmt: skip
+
+
+def test_nothing_is_told_twice() -> None:
+    known = KnownUpstream()
+    told = upstream_of(1 << MANY, [()])
+    known.learn(1, [told])
+    own = [upstream_of(number, [((1 << MANY, 0),)]) for number in range(3)]
+    for one in own:
+        known.add(one)
+    assert known.untold(1, 0) == (own[0],)
+    assert known.untold(2, 1) == (own[1], told)
+    assert known.untold(2, 2) == (own[2],)
+    assert known.untold(2, 2) == ()
+
+
+def test_what_names_too_much_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpgrad.scheduler.hosts.upstream.NAMED_MAX", 3)
+    known = KnownUpstream()
+    known.add(Upstream(5, (((0, 1), ((1 << MANY, 0), (1 << MANY, 1))),)))
+    assert known.untold(1, 5) == ()
+    assert known.marks([(5, 0)]) is None
+    known.add(Upstream(6, (((0,), ()),)))
+    known.add(Upstream(7, (((0,), ((6, 0),)), ((1,), ()))))
+    assert [told.message for told in known.untold(1, 7)] == [7]
+    assert [told.message for told in known.untold(1, 6)] == [6]
+
+
+def test_more_marks_than_a_message_takes_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpgrad.scheduler.hosts.upstream.SLOTS_MAX", 1)
+    known = KnownUpstream()
+    known.add(upstream_of(5, [(), ()]))
+    assert known.marks([(5, 0)]) == {0: [(5, 0)]}
+    assert known.marks([(5, 0), (5, 1)]) is None
+
+
+def test_known_marks_need_no_question() -> None:
     state = PassState(0, 0, is_smart=True)
-    [ask] = state.handle_event(pass_state.BackwardBegun({1: [(7, 0), (8, 0)]}, is_guessed=True))
-    steps = state.handle_event(pass_state.MarksAnswered(ask.question, (), {}, is_guessed=True))
-    assert steps[0] == pass_state.Conclude(1, commits=False)
-    assert steps[-1] == pass_state.EndBackward(guessed_wrong=True)
-
-
-def test_like_steps_are_guessed_after_two() -> None:
-    def recv(message: int, slots: int) -> RecvRpcBackward:
-        made = RecvRpcBackward(1, message, 1, 0)
-        made.input_metadata = ((),) * slots
-        return made
-
-    steps = LikeSteps()
-    for first in (10, 20):
-        recvs = [recv(first, 1), recv(first + 1, 2)]
-        assert steps.guess(recvs) == []
-        steps.learn(recvs, [(first + 1, 1)])
-    recvs = [recv(30, 1), recv(31, 2)]
-    assert steps.guess(recvs) == [(recvs[1], 1)]
-    assert steps.guess(recvs[:1]) == []
-    steps.learn(recvs, [(30, 0)])
-    assert steps.guess(recvs) == []
+    begun = pass_state.BackwardBegun({}, {0: [(7, 0)], 1: [(8, 0), (8, 1)]})
+    assert state.handle_event(begun) == [
+        pass_state.RequestPart(1, ((8, 0), (8, 1))),
+        pass_state.StartPart(),
+    ]
 
 
 def test_a_report_of_an_earlier_moment_does_not_count() -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from mpgrad.base.thread_state import PerThread
 from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward, SendRpcBackward
+from mpgrad.distributed.autograd.upstream_walk import UpstreamWalk
 from mpgrad.errors import HostLost
 from mpgrad.graph.grad_modes import no_grad
+from mpgrad.graph.node import Edge
 from mpgrad.scheduler.hosts.context_state import ContextState, Loss, ReleasedContexts
+from mpgrad.scheduler.hosts.marking import Reached
+from mpgrad.scheduler.hosts.upstream import NUMBER_BITS, KnownUpstream, Upstream, upstream_of
 from mpgrad.tensors.tensor import Tensor
-
-#: An id is the rank of the process that made it, then a number of this many bits.
-NUMBER_BITS = 48
 
 
 class DistAutogradContext:
@@ -36,15 +37,18 @@ class DistAutogradContext:
         self._sends: dict[int, SendRpcBackward] = {}
         self._recvs: dict[int, RecvRpcBackward] = {}
         self._gradients: dict[Tensor, Tensor] = {}
+        self._walk, self._upstream = UpstreamWalk(context_id), KnownUpstream()
         #: The backwards that run here, by their ids (``dist_engine.Part``).
         self.parts: dict[tuple[int, int], Any] = {}
 
     # ------------------------------------------------------------------ what is recorded
 
-    def add_send(self, node: SendRpcBackward) -> None:
-        """Tensors that require grad leave with a message."""
+    def add_send(self, node: SendRpcBackward) -> tuple[Upstream, ...]:
+        """Tensors that require grad leave with a message; what it tells about their past."""
         with self._lock:
             self._sends[node.message] = node
+            self._upstream.add(upstream_of(node.message, self._walk.leads(node.next_edges)))
+            return self._upstream.untold(node.to, node.message)
 
     def add_recv(self, node: RecvRpcBackward) -> None:
         """Such tensors have come."""
@@ -56,10 +60,16 @@ class DistAutogradContext:
         with self._lock:
             return dict(self._sends)
 
-    def recvs(self) -> list[RecvRpcBackward]:
-        """In the order in which they have come."""
+    def learn(self, sender: int, told: Iterable[Upstream]) -> None:
+        """What a message of ``sender`` tells about the past of its tensors."""
         with self._lock:
-            return list(self._recvs.values())
+            self._upstream.learn(sender, told)
+
+    def marks(self, roots: Iterable[Edge]) -> Reached | None:
+        """What a backward of ``roots`` marks, by the rank that has sent it; None: not known."""
+        with self._lock:
+            begin = [slot for slots in self._walk.leads(roots) for slot in slots]
+            return self._upstream.marks(begin)
 
     # ------------------------------------------------------------------ gradients
 

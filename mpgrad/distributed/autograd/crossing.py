@@ -8,17 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpgrad.base.thread_state import PerThread
 from mpgrad.distributed.autograd.contexts import Contexts, DistAutogradContext
 from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward, SendRpcBackward, recorded_at
 from mpgrad.graph.node import continue_sequence_from, upcoming_sequence_nr
 from mpgrad.nn.module import Module
+from mpgrad.scheduler.hosts.upstream import Upstream
 from mpgrad.tensors.tensor import Tensor, gradient_edge, gradient_metadata
 
 #: In place of the number of a message: none of its tensors requires grad.
 NO_MESSAGE = -1
+
+
+class Recorded(NamedTuple):
+    """What is known of a message that leaves: its number, or NO_MESSAGE; and its tensors' past."""
+
+    message: int
+    upstream: tuple[Upstream, ...]
 
 
 class Departure:
@@ -47,21 +55,21 @@ class Departure:
         bare = Tensor(obj._array, version_counter=obj._version_counter)
         return _arrived, (len(self._tensors) - 1, bare)
 
-    def record(self, contexts: Contexts, what: str) -> int:
-        """Record that they leave; the number of the message, or NO_MESSAGE.
+    def record(self, contexts: Contexts, what: str) -> Recorded:
+        """Record that they leave.
 
         Args:
             what: the message is, for errors.
         """
         if self._context is None or not self._tensors:
-            return NO_MESSAGE
+            return Recorded(NO_MESSAGE, ())
         edges = [gradient_edge(tensor) for tensor in self._tensors]
         # Whatever thread has made them: nothing that was recorded before comes after.
         continue_sequence_from(1 + max(recorded_at(node) for node, _ in edges))
         metadata = [gradient_metadata(tensor) for tensor in self._tensors]
         message = contexts.new_message()
-        self._context.add_send(SendRpcBackward(edges, metadata, message, self._to, what))
-        return message
+        node = SendRpcBackward(edges, metadata, message, self._to, what)
+        return Recorded(message, self._context.add_send(node))
 
 
 class _Arrival(PerThread):

@@ -7,13 +7,9 @@ from typing import Any
 
 from mpgrad.autograd.profiling.ranges import span
 from mpgrad.autograd.roots import check_roots, seed_tuple
-from mpgrad.distributed.autograd.contexts import (
-    CURRENT,
-    NUMBER_BITS,
-    DistAutogradContext,
-    recording_in,
-)
+from mpgrad.distributed.autograd.contexts import CURRENT, DistAutogradContext, recording_in
 from mpgrad.distributed.rpc.current_service import service
+from mpgrad.scheduler.hosts.upstream import NUMBER_BITS
 from mpgrad.tensors.tensor import Tensor
 
 #: Gradients are awaited where a wave from the roots has shown that they will come; or (FAST) for

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from mpgrad.distributed.autograd.contexts import Contexts, DistAutogradContext
-from mpgrad.distributed.autograd.like_steps import LikeSteps
 from mpgrad.distributed.autograd.local_part import LocalPart, PartStopped
 from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward
 from mpgrad.distributed.group_member import Frames
@@ -65,7 +64,6 @@ class DistEngine:
         self.contexts = Contexts(rank)
         self._tell, self._ask, self._run = tell, ask, run
         self._numbers = itertools.count()
-        self.like_steps = LikeSteps()
         #: The processes that have died or left, and why.
         self._lost: dict[int, str] = {}
 
@@ -88,23 +86,17 @@ class DistEngine:
             RuntimeError: a rule has raised, or something is awaited that nobody sends.
         """
         with context.one_at_a_time:
-            for may_guess in (True, False):
-                part = self.begin(
-                    context, roots, seeds, inputs,
-                    keep_graph=keep_graph, is_smart=is_smart, may_guess=may_guess,
-                )  # fmt: skip
-                try:
-                    part.may_run.wait()
-                    if not part.has_ended.is_set():
-                        self.run_part(part)
-                    part.has_ended.wait()
-                except BaseException as error:  # Ctrl-C
-                    self._fail(part, error)
-                    raise
-                if is_smart and not part.end.guessed_wrong:
-                    self.like_steps.learn(context.recvs(), part.asked)
-                if not part.end.guessed_wrong:
-                    break
+            part = self.begin(
+                context, roots, seeds, inputs, keep_graph=keep_graph, is_smart=is_smart
+            )
+            try:
+                part.may_run.wait()
+                if not part.has_ended.is_set():
+                    self.run_part(part)
+                part.has_ended.wait()
+            except BaseException as error:  # Ctrl-C
+                self._fail(part, error)
+                raise
         self.raise_error_of(part)
 
     def begin(
@@ -116,21 +108,19 @@ class DistEngine:
         *,
         keep_graph: bool,
         is_smart: bool,
-        may_guess: bool = True,
     ) -> LocalPart:
-        """Begin a backward; ``may_run`` of the part tells when ``run_part`` may be called.
-
-        With ``may_guess`` its end may be ``guessed_wrong``: then begin it again without.
-        """
+        """Begin a backward; ``may_run`` of the part tells when ``run_part`` may be called."""
         part = self.part_class(
             context, (self.rank, next(self._numbers)), is_smart=is_smart,
             send=self._send_gradients, wait=self.wait, roots=roots, seeds=seeds,
             inputs=inputs, keep_graph=keep_graph,
         )  # fmt: skip
-        guess = self.like_steps.guess(context.recvs()) if is_smart and may_guess else ()
-        reached = part.reach_from_roots(guess) if is_smart else {}
-        part.spans_hosts = bool(reached)
-        self._ask(lambda: self._begin(part, reached))
+        marks = context.marks(roots) if is_smart else None
+        if marks is not None:
+            part.mark(marks.get(self.rank, ()))
+        reached = part.reach_from_roots() if is_smart and marks is None else {}
+        part.spans_hosts = any(host != self.rank for host in marks or reached)
+        self._ask(lambda: self._begin(part, ps.BackwardBegun(reached, marks)))
         return part
 
     def raise_error_of(self, part: LocalPart) -> None:
@@ -180,12 +170,12 @@ class DistEngine:
 
     # ------------------------------------------------------------------ a part of this host
 
-    def _begin(self, part: LocalPart, reached: dict[int, Any]) -> None:
+    def _begin(self, part: LocalPart, begun: ps.BackwardBegun) -> None:
         part.context.parts[part.id] = part
         if self.contexts.known(part.context.id) is None:  # it was left meanwhile
             self._note_error(part, self._why_gone(part.context.id))
             return
-        self._note(part, ps.BackwardBegun(reached, part.is_guessed))
+        self._note(part, begun)
 
     def run_part(self, part: LocalPart) -> None:
         """On a thread of its own, or that of ``backward()``."""
@@ -276,12 +266,13 @@ class DistEngine:
     ) -> ps.PassEvent:
         if isinstance(message, AskMarks):
             reached = part.reach_from_slots(message.slots)
-            return ps.MarksAsked(sender, message.question, reached, part.is_guessed)
+            return ps.MarksAsked(sender, message.question, reached)
         if isinstance(message, AnswerMarks):
             reached = part.reach_from_slots(message.slots)
-            return ps.MarksAnswered(message.question, message.hosts, reached, part.is_guessed)
+            return ps.MarksAnswered(message.question, message.hosts, reached)
         if isinstance(message, BeginPart):
             part.begin_as(keep_graph=message.keep_graph, is_partial=message.is_partial)
+            part.mark(message.slots)
             return ps.PartRequested()
         if isinstance(message, Gradients):
             if not part.is_smart and not part.is_root:
@@ -330,7 +321,7 @@ class DistEngine:
             self._send(step.to, AnswerMarks(*head, step.question, step.hosts, step.slots))
         elif isinstance(step, ps.RequestPart):
             is_partial = part.inputs is not None
-            self._send(step.to, BeginPart(*head, part.keep_graph, is_partial))
+            self._send(step.to, BeginPart(*head, step.slots, part.keep_graph, is_partial))
         elif isinstance(step, ps.StartPart):
             self._start(part)
         elif isinstance(step, ps.SendReport):

@@ -8,7 +8,7 @@ part of one order of all hosts: what a rule waits for never waits for this host'
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpgrad.autograd.commit import results
@@ -68,9 +68,6 @@ class LocalPart:
         self._roots, self._seeds = roots, seeds
         self._reached: set[Any] = set()
         self._marks: dict[int, set[int]] = {}
-        #: What was asked without having been reached; and what the walks have reached elsewhere.
-        self._guessed: set[Slot] = set()
-        self.asked: list[Slot] = []
         self._condition = threading.Condition()
         self._arrived: dict[int, list[Any]] = {}
         self._is_stopped = False
@@ -108,22 +105,19 @@ class LocalPart:
 
     # ------------------------------------------------------------------ marking
 
-    def reach_from_roots(
-        self, guess: Sequence[tuple[RecvRpcBackward, int]] = ()
-    ) -> dict[int, list[Slot]]:
-        """What the roots lead to on other hosts, and what ``guess`` adds, by their rank."""
-        found = self._reach(list(self._roots))
-        for node, slot_nr in guess:
-            slot = node.message, slot_nr
-            if slot not in self._reached:
-                self._guessed.add(slot)
-                found.setdefault(node.origin, []).append(slot)
-        return found
+    def mark(self, slots: Iterable[Slot]) -> None:
+        """These tensors that this host has sent will get gradients; so will all behind them.
 
-    @property
-    def is_guessed(self) -> bool:
-        """Whether the walks have not reached all that was asked."""
-        return bool(self._guessed)
+        Raises:
+            KeyError: it has sent no such message in this context.
+        """
+        sends = self.context.sends()
+        for message, nr in slots:
+            self._mark(sends, message, nr)
+
+    def reach_from_roots(self) -> dict[int, list[Slot]]:
+        """What the roots lead to on other hosts, by their rank."""
+        return self._reach(list(self._roots))
 
     def reach_from_slots(self, slots: Sequence[Slot]) -> dict[int, list[Slot]]:
         """The same, from tensors that this host has sent.
@@ -159,11 +153,7 @@ class LocalPart:
             self._reached.add(slot)
             self._require_own(node)
             if node.origin != rank:
-                self.asked.append(slot)
-                if slot in self._guessed:
-                    self._guessed.discard(slot)
-                else:
-                    found.setdefault(node.origin, []).append(slot)
+                found.setdefault(node.origin, []).append(slot)
             elif edge := self._mark(sends, *slot):
                 edges.append(edge)
         return found

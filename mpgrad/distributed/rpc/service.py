@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mpgrad.distributed.autograd.contexts import DistAutogradContext, recording_in
-from mpgrad.distributed.autograd.crossing import NO_MESSAGE, Departure, arriving
+from mpgrad.distributed.autograd.crossing import NO_MESSAGE, Departure, Recorded, arriving
 from mpgrad.distributed.autograd.dist_engine import DistEngine
 from mpgrad.distributed.futures import Future
 from mpgrad.distributed.group_member import Frames
@@ -159,7 +159,7 @@ class RpcService:
         name = _name_of(function)
         context = self.autograd.contexts.of_this_thread()
         what = f"a call of {name}"
-        frames, message = self._packed((function, tuple(args), kwargs), what, to, context)
+        frames, recorded = self._packed((function, tuple(args), kwargs), what, to, context)
         future, number = Future(), next(self._numbers)
         deadline = time.monotonic() + timeout_s if timeout_s > 0 else math.inf
         pending = _Pending(to, future, deadline, name, context)
@@ -167,7 +167,10 @@ class RpcService:
         if context is not None:
             context.state.span(to)
             context_id = context.id
-        head = Call(number, value, fork, context_id, message, upcoming_sequence_nr())
+        head = Call(
+            number, value, fork, context_id,
+            recorded.message, upcoming_sequence_nr(), recorded.upstream,
+        )  # fmt: skip
 
         def begin() -> None:
             if to in self._lost:
@@ -181,8 +184,8 @@ class RpcService:
 
     def _packed(
         self, value: Any, what: str, to: int, context: DistAutogradContext | None
-    ) -> tuple[Frames, int]:
-        """The frames of ``value``, and its number as a message of ``context``."""
+    ) -> tuple[Frames, Recorded]:
+        """The frames of ``value``, and what it is as a message of ``context``."""
         mains = self._ready[to].main, self._own.main
         departure = Departure(context, to)
         frames = packed(
@@ -327,6 +330,7 @@ class RpcService:
             context = self.autograd.contexts.find_or_add(message.context)
         if context is not None:
             context.state.span(caller)
+            context.learn(caller, message.upstream)
         self.threads.run(lambda: self._run(caller, message, frames, result, context))
 
     def _run(
@@ -373,19 +377,21 @@ class RpcService:
         context: DistAutogradContext | None,
         what: str,
     ) -> None:
-        error, value, message = done._error, done._value, NO_MESSAGE
+        error, value, recorded = done._error, done._value, Recorded(NO_MESSAGE, ())
         if keep is not None:
             _follow(keep, done)
             error = value = None
         frames: Frames = []
         if error is None:
             try:
-                frames, message = self._packed(value, what, caller, context)
+                frames, recorded = self._packed(value, what, caller, context)
             except TypeError as failure:
                 error = failure
         if error is not None:
             frames = [encode_error(error, f"rank {self.rank} ({self._own.name})")]
-        answer = CallEnded(number, error is not None, message, upcoming_sequence_nr())
+        answer = CallEnded(
+            number, error is not None, recorded.message, upcoming_sequence_nr(), recorded.upstream
+        )
         with contextlib.suppress(RuntimeError):  # the group has ended
             self.thread.ask(lambda: self._reply(caller, answer, frames))
 
@@ -400,6 +406,8 @@ class RpcService:
         if message.is_error:
             pending.future.set_exception(decode_error(bytes(frames[0])))
             return
+        if pending.context is not None:
+            pending.context.learn(pending.to, message.upstream)
         # Unpickling runs the user's code, which must not hold up the messages of others.
         self.threads.run(lambda: _resolve(pending, message, frames))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from mpgrad.scheduler.hosts.marking import AnswerHost, AskHost, Marking, Reached
+from mpgrad.scheduler.hosts.marking import AnswerHost, AskHost, Marking, Reached, Slot
 
 #: ``PartReport.waits_for`` of a part that is done.
 NOTHING_AWAITED = -1
@@ -19,11 +19,10 @@ NOTHING_AWAITED = -1
 
 
 class BackwardBegun(NamedTuple):
-    """At the root: what its roots reach and what is guessed (SMART), or nothing (FAST)."""
+    """At the root, SMART: all marks, by host, if they are known; else what its roots reach."""
 
     reached: Reached
-    #: Whether something of that is a guess: the walks have not reached it yet.
-    is_guessed: bool = False
+    marks: Reached | None = None
 
 
 class MarksAsked(NamedTuple):
@@ -32,7 +31,6 @@ class MarksAsked(NamedTuple):
     sender: int
     question: int
     reached: Reached
-    is_guessed: bool = False
 
 
 class MarksAnswered(NamedTuple):
@@ -41,7 +39,6 @@ class MarksAnswered(NamedTuple):
     question: int
     hosts: Sequence[int]
     reached: Reached
-    is_guessed: bool = False
 
 
 class PartRequested(NamedTuple):
@@ -119,9 +116,10 @@ class ContextGone(NamedTuple):
 
 
 class RequestPart(NamedTuple):
-    """Tell ``to`` that all marks are final."""
+    """Tell ``to`` that all marks are final, and these of them."""
 
     to: int
+    slots: tuple[Slot, ...] = ()
 
 
 class StartPart(NamedTuple):
@@ -168,12 +166,10 @@ class EndBackward(NamedTuple):
     Attributes:
         failed: the host whose error it raises; -1 for none.
         stuck: (host, message) of a part that waits for what nobody will send; None if none does.
-        guessed_wrong: nothing has run, since something was marked that no walk has reached.
     """
 
     failed: int = -1
     stuck: tuple[int, int] | None = None
-    guessed_wrong: bool = False
 
 
 PassEvent: TypeAlias = (
@@ -222,7 +218,7 @@ class PassState:
         self._arrived: set[int] = set()
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
-        self._has_started = self._has_begun = self._is_guessed = False
+        self._has_started = self._has_begun = False
         self._reports_made = 0
         #: At the root: the last report of each host.
         self._reports: dict[int, PartReport] = {}
@@ -240,23 +236,23 @@ class PassState:
     # ------------------------------------------------------------------ the wave
 
     def _begin(self, event: BackwardBegun) -> list[PassInstruction]:
-        self._has_begun, self._is_guessed = True, event.is_guessed
-        return [*self._marking.begin(event.reached), *self._request_parts()]
+        self._has_begun = True
+        if event.marks is None:
+            return [*self._marking.begin(event.reached), *self._request_parts()]
+        self._marking.hosts = dict.fromkeys(event.marks)
+        others = {host: slots for host, slots in event.marks.items() if host != self._rank}
+        return [*(RequestPart(host, tuple(s)) for host, s in others.items()), *self._start()]
 
     def _take_question(self, event: MarksAsked) -> list[PassInstruction]:
-        self._is_guessed = event.is_guessed
         return [*self._marking.take_question(event.sender, event.question, event.reached)]
 
     def _take_answer(self, event: MarksAnswered) -> list[PassInstruction]:
-        self._is_guessed = event.is_guessed
         answer = event.question, event.hosts, event.reached
         return [*self._marking.take_answer(*answer), *self._request_parts()]
 
     def _request_parts(self) -> list[PassInstruction]:
         if not (self._has_begun and self._marking.is_over) or self._has_started:
             return []
-        if self._is_guessed:
-            return self._fail(EndBackward(guessed_wrong=True))
         others = [host for host in self._marking.hosts if host != self._rank]
         return [*(RequestPart(host) for host in others), *self._start()]
 
