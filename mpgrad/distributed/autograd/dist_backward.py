@@ -12,8 +12,7 @@ from mpgrad.distributed.rpc.current_service import service
 from mpgrad.scheduler.hosts.upstream import NUMBER_BITS
 from mpgrad.tensors.tensor import Tensor
 
-#: Gradients are awaited where a wave from the roots has shown that they will come; or (FAST) for
-#: everything that was sent.
+#: Gradients are awaited where the roots lead to; or (FAST) for everything that was sent.
 MODES = ("smart", "fast")
 
 
@@ -54,8 +53,8 @@ def backward(
         retain_graph: keep saved tensors, so that the graph can be used again.
         grad_tensors: a seed or None for each root.
         inputs: only these tensors of this process get a gradient; by default all leaves.
-        mode: "smart" (the default) or "fast". The second does without a wave of questions before
-            the first gradient, but every tensor that was sent has to be a part of the graph.
+        mode: "smart" (the default) or "fast". With the second, every tensor that was sent has to
+            be a part of the graph.
         create_graph: gradients of such a graph have no history, so True is refused.
 
     Raises:

@@ -22,38 +22,30 @@ class UpstreamWalk:
 
     def leads(self, edges: Iterable[Edge | None]) -> list[tuple[Slot, ...]]:
         """For each edge, the tensors that have come and lead to it."""
-        found = []
-        for edge in edges:
-            if edge is not None:
-                self._visit(edge.function)
-            found.append(() if edge is None else self._behind(edge))
-        return found
+        return [() if edge is None else self._behind(edge) for edge in edges]
+
+    def _behind(self, edge: Edge) -> tuple[Slot, ...]:
+        node, number = edge
+        if isinstance(node, RecvRpcBackward):
+            return ((node.message, number),) if node.context_id == self._context_id else ()
+        self._visit(node)
+        return self._leads[node]
 
     def _visit(self, node: Node) -> None:
         known, path = self._leads, [node]
         while path:
             node = path[-1]
-            if node in known or isinstance(node, RecvRpcBackward):
-                path.pop()
-                continue
-            ahead = [edge for edge in node.next_edges if edge is not None]
-            new = [edge.function for edge in ahead if self._is_new(edge.function)]
-            if new:
-                path += new
-                continue
-            path.pop()
-            slots: tuple[Slot, ...] = ()
-            for edge in ahead:
-                more = self._behind(edge)
-                if more and more != slots:
+            length, slots = len(path), ()
+            for edge in node.next_edges:
+                if edge is None:
+                    continue
+                ahead = edge[0]
+                more = known.get(ahead)
+                if more is None and type(ahead) is RecvRpcBackward:
+                    more = self._behind(edge)
+                if more is None:
+                    path.append(ahead)
+                elif more and more != slots:
                     slots = tuple(dict.fromkeys((*slots, *more))) if slots else more
-            known[node] = slots
-
-    def _is_new(self, node: Node) -> bool:
-        return node not in self._leads and not isinstance(node, RecvRpcBackward)
-
-    def _behind(self, edge: Edge) -> tuple[Slot, ...]:
-        node = edge.function
-        if isinstance(node, RecvRpcBackward):
-            return ((node.message, edge.input_nr),) if node.context_id == self._context_id else ()
-        return self._leads[node]
+            if len(path) == length:
+                known[path.pop()] = slots

@@ -208,8 +208,8 @@ class PassState:
     Args:
         rank: of this host.
         root: of the host that called ``backward()``.
-        is_smart: gradients are awaited where a wave has marked them (SMART); else for every message
-            that the context has sent (FAST).
+        is_smart: gradients are awaited where they are marked (SMART); else for every message that
+            the context has sent (FAST).
     """
 
     def __init__(self, rank: int, root: int, *, is_smart: bool) -> None:
