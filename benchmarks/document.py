@@ -87,7 +87,7 @@ def _before_and_after(earlier: Mapping[str, Any], run: Run) -> Iterator[str]:
         for found in changes(earlier, run)
     ]
     names = ["case", "", "relative to", "before", "now", "as fast as before"]
-    yield _markdown_table(names, table) if table else "The runs have no case in common."
+    yield markdown_table(names, table) if table else "The runs have no case in common."
 
 
 def _warnings(run: Run) -> Iterator[str]:
@@ -110,13 +110,13 @@ def _machine(run: Run) -> str:
         "disturbed": run.disturbance,
         "duration": f"{run.seconds:.0f} s",
     }
-    return _markdown_table(["machine", ""], [[name, text] for name, text in lines.items()])
+    return markdown_table(["machine", ""], [[name, text] for name, text in lines.items()])
 
 
 def _table(result: CaseResult) -> str:
     if result.fault:
         return f"Not published: {result.fault}."
-    return _markdown_table(*cells_of(result))
+    return markdown_table(*cells_of(result))
 
 
 #: Workloads whose contenders do not do the same work.
@@ -137,7 +137,7 @@ def _targets(results: Sequence[CaseResult]) -> str:
         for result in results
         for found in _verdicts(result)
     ]
-    return _markdown_table(["case", "target", "measured", ""], table) if table else ""
+    return markdown_table(["case", "target", "measured", ""], table) if table else ""
 
 
 def _verdicts(result: CaseResult) -> list[Verdict]:
@@ -205,6 +205,6 @@ def _not_measured(run: Run) -> str:
     return "\n".join([*lines, *(f"- {text}" for text in _NOT_MEASURED)])
 
 
-def _markdown_table(names: Sequence[str], table: Sequence[Sequence[str]]) -> str:
+def markdown_table(names: Sequence[str], table: Sequence[Sequence[str]]) -> str:
     lines = [names, ["---"] * len(names), *table]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -137,9 +137,9 @@ class Operation:
         self.waiting: dict[tuple[int, int], list[memoryview]] = {}
 
     def outgoing(self, step: Send) -> list[Any]:
-        """The frames of a step's bytes."""
+        """The frames of a step's bytes, as they are now."""
         part = _range(self._source, step, self._source_cuts)
-        return cut(part.view(np.uint8).data)
+        return cut(part.copy().view(np.uint8).data)
 
     def join(self, step: Receive, frames: Sequence[memoryview]) -> None:
         """Join what came with the rank's own.

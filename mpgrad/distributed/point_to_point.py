@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from mpgrad.distributed.operation import Work
 from mpgrad.distributed.process_group import ProcessGroup, get_group_rank, group_of
-from mpgrad.distributed.tensor_buffers import flat_copy, put, words
+from mpgrad.distributed.tensor_buffers import flat_copy, place_for_frames, words
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -68,17 +66,8 @@ def irecv(tensor: Tensor, src: int, group: ProcessGroup | None = None, tag: int 
     if group.rank() < 0:
         return None
     sender = _other("Source", src, group)
-    flat = flat_copy(tensor)
-
-    def take(frames: Sequence[memoryview]) -> None:
-        at = 0
-        for frame in frames:
-            part = np.frombuffer(frame, flat.dtype)
-            flat[at : at + len(part)] = part
-            at += len(part)
-
-    finish = lambda: put(tensor, flat)  # noqa: E731
-    return group.collect(sender, tag, words("tensor", flat), take, finish)
+    what, take = place_for_frames(tensor)
+    return group.collect(sender, tag, what, take)
 
 
 def recv(tensor: Tensor, src: int, group: ProcessGroup | None = None, tag: int = 0) -> int:

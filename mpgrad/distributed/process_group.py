@@ -78,7 +78,7 @@ class ProcessGroup:
             else:
                 work.end(None)
 
-        self._thread.ask(begin)
+        self._thread.do(begin)
         return work
 
     def collect(
@@ -87,13 +87,16 @@ class ProcessGroup:
         tag: int,
         what: str,
         take: Callable[[Sequence[memoryview]], None],
-        finish: Callable[[], None],
     ) -> Work:
-        """Have ``take(frames)`` called on what a rank of the group posts with this ``tag``."""
-        work = Work(what, finish)
+        """Have ``take(frames)`` called on what a rank of the group posts with this ``tag``.
+
+        Who waits calls it.
+        """
+        came: list[memoryview] = []
+        work = Work(what, lambda: take(came))
         deadline = time.monotonic() + self.timeout.total_seconds()
-        receive = PendingReceive(what, take, work, deadline)
-        self._thread.ask(lambda: self._thread.member.collect(self._table, sender, tag, receive))
+        receive = PendingReceive(what, came.extend, work, deadline)
+        self._thread.do(lambda: self._thread.member.collect(self._table, sender, tag, receive))
         return work
 
     def has_ended(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,18 +22,46 @@ def flat_copy(tensor: Tensor) -> Array:
     Raises:
         TypeError: it is no Tensor.
     """
+    _check(tensor)
+    return np.array(tensor.detach().cpu().numpy(), order="C").reshape(-1)
+
+
+def _check(tensor: Any) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(
             "Invalid function argument. Expected parameter `tensor` of type mpgrad.Tensor but got "
             f"{type(tensor)}"
         )
-    return np.array(tensor.detach().cpu().numpy(), order="C").reshape(-1)
 
 
 def put(tensor: Tensor, values: Array) -> None:
     """Copy ``values``, as many as the tensor has elements, into it."""
     with no_grad():
         tensor.copy_(from_numpy(values.reshape(tensor.shape)))
+
+
+def place_for_frames(tensor: Tensor) -> tuple[str, Callable[[Sequence[memoryview]], None]]:
+    """What a rank does that receives ``tensor``, and what copies its frames into it.
+
+    Raises:
+        TypeError: it is no Tensor.
+    """
+    _check(tensor)
+    array = tensor._array
+
+    def take(frames: Sequence[memoryview]) -> None:
+        parts = [np.frombuffer(frame, array.dtype) for frame in frames]
+        if len(parts) == 1:
+            put(tensor, parts[0])
+        elif tensor.is_contiguous():
+            flat, at = tensor.detach().view(-1), 0
+            for part in parts:
+                put(flat[at : at + len(part)], part)
+                at += len(part)
+        else:
+            put(tensor, np.concatenate(parts))
+
+    return words("tensor", array), take
 
 
 def words(collective: str, flat: Array) -> str:

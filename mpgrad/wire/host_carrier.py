@@ -56,7 +56,7 @@ class HostCarrier(Protocol):
         ...
 
     def send(self, peer: str, frames: Sequence[Any]) -> None:
-        """Send; it never waits, and keeps no view of ``frames``."""
+        """Send; it never waits. The bytes of ``frames`` must not change any more."""
         ...
 
     def receive(self, timeout_ms: int | None) -> list[CarrierEvent]:

@@ -16,8 +16,11 @@ HOSTS_PROTOCOL = 4
 
 #: No head is longer.
 HEAD_BYTES_MAX = 1024 * 1024
-#: Arrays travel in frames of this many bytes, a multiple of every item's size. No frame is longer.
-FRAME_BYTES = 8 * 1024 * 1024
+#: No frame is longer.
+FRAME_BYTES_MAX = 8 * 1024 * 1024
+#: Arrays travel in frames of this many bytes, a multiple of every item's size: while one is
+#: encrypted, the one before it is under way.
+CUT_BYTES = 1024 * 1024
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
@@ -337,4 +340,4 @@ def decode_head(frame: bytes | memoryview) -> HostMessage:
 
 def cut(array: memoryview) -> list[Any]:
     """The frames in which the bytes of an array travel."""
-    return [array[k : k + FRAME_BYTES] for k in range(0, len(array), FRAME_BYTES)]
+    return [array[k : k + CUT_BYTES] for k in range(0, len(array), CUT_BYTES)]

@@ -31,7 +31,7 @@ from mpgrad.wire.host_carrier import (
     HostDisconnected,
     HostUnreachable,
 )
-from mpgrad.wire.hosts import FRAME_BYTES
+from mpgrad.wire.hosts import FRAME_BYTES_MAX
 from mpgrad.wire.schema import MESSAGE_BYTES_MAX
 from mpgrad.wire.transport import ROUTER_LANES, Arrival, Received
 
@@ -312,7 +312,7 @@ class ZmqHostCarrier:
 
     def _socket(self, encrypt: bool, *, is_server: bool) -> zmq.Socket[bytes]:
         socket = _socket(self._context, zmq.ROUTER)
-        socket.maxmsgsize = FRAME_BYTES + CURVE_BYTES_MAX
+        socket.maxmsgsize = FRAME_BYTES_MAX + CURVE_BYTES_MAX
         socket.ipv6 = self._ipv6
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS_MAX)
@@ -342,7 +342,9 @@ class ZmqHostCarrier:
 
     def send(self, peer: str, frames: Sequence[bytes | memoryview]) -> None:
         try:
-            self._mouth.send_multipart([peer.encode(), *frames], zmq.NOBLOCK)
+            # ZeroMQ's thread looking after a frame costs more than a copy of a small one.
+            is_small = max(map(len, frames)) < zmq.COPY_THRESHOLD
+            self._mouth.send_multipart([peer.encode(), *frames], zmq.NOBLOCK, copy=is_small)
         except zmq.ZMQError as error:
             # It has gone: that is told by an event of its own.
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):

@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from mpgrad.wire.hosts import cut
 
@@ -48,7 +49,7 @@ def _is_found(obj: Any, same_main: bool) -> bool:
 
 
 def packed(value: Any, what: str, *, same_main: bool, reduce: Reduce) -> list[Any]:
-    """The frames of ``value``.
+    """The frames of ``value``; what it is made of may change from then on.
 
     Args:
         value: anything that can be pickled.
@@ -64,12 +65,13 @@ def packed(value: Any, what: str, *, same_main: bool, reduce: Reduce) -> list[An
         _CallPickler(file, buffers, same_main, reduce).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise TypeError(f"{what} cannot travel to another host: {error}") from error
-    sizes = [buffer.raw().nbytes for buffer in buffers]
+    arrays = [buffer.raw() for buffer in buffers]
+    sizes = [array.nbytes for array in arrays]
     data = file.getvalue()
     head = pickle.dumps((len(data), sizes))
     frames = [head, *cut(memoryview(data))]
-    for buffer in buffers:
-        frames += cut(buffer.raw())
+    for array in arrays:
+        frames += cut(memoryview(np.array(array)))
     return frames
 
 

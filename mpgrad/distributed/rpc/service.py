@@ -110,7 +110,7 @@ class RpcService:
         self._released: deque[tuple[int, Identity, Identity]] = deque()
         self._own = RpcReady(name, _digest_of_main())
         self.autograd = DistEngine(
-            self.rank, f"rank {self.rank} ({name})", self._deliver, thread.ask, self.threads.run
+            self.rank, f"rank {self.rank} ({name})", self._deliver, thread.do, self.threads.run
         )
         thread.ask(self._begin)
 
@@ -179,7 +179,7 @@ class RpcService:
             self._pending[number] = pending
             self._deliver(to, head, frames)
 
-        self.thread.ask(begin)
+        self.thread.do(begin)
         return future
 
     def _packed(
@@ -393,7 +393,7 @@ class RpcService:
             number, error is not None, recorded.message, upcoming_sequence_nr(), recorded.upstream
         )
         with contextlib.suppress(RuntimeError):  # the group has ended
-            self.thread.ask(lambda: self._reply(caller, answer, frames))
+            self.thread.do(lambda: self._reply(caller, answer, frames))
 
     def _reply(self, caller: int, answer: CallEnded, frames: Frames) -> None:
         if caller not in self._lost:

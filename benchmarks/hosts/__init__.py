@@ -1,0 +1,1 @@
+"""``scripts/bench hosts``: lanes between hosts beside Ray, and what a death costs."""
