@@ -24,8 +24,8 @@ from mpgrad.errors import HostLost
 from mpgrad.nn.parallel import DistributedDataParallel
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-#: Different inputs, which come again and again.
-INPUTS = 4
+#: Different inputs, which come again and again, each in both modes.
+INPUTS = 3
 #: MiB of a bucket, so few that a backward has several.
 BUCKET_MB = 0.001
 #: Exit codes: it was told to end; something was wrong.

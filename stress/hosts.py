@@ -31,7 +31,7 @@ RANKS = 3
 #: Every so many deaths, a rank is stopped instead of killed: the others need 5 s to notice that.
 STOPS_EVERY = 10
 #: Deaths in one program.
-DEATHS = 20
+DEATHS = 50
 #: Seconds from the first rounds to the death, at most; from there until all ranks that are left
 #: have said so, until all are ready again, and until all have ended, at most.
 LIFE_S, END_S = 1.0, 90.0

@@ -77,7 +77,10 @@ def _hops(found: Figures) -> Iterator[str]:
 def _compared(size: int, samples: Mapping[str, Sequence[float]]) -> list[str]:
     middle = {name: statistics.median(values) for name, values in samples.items()}
     if size < 16 * 1024**2:
-        return [_NAMES[size], *(f"{middle[name] / middle[CALL]:.2f}" for name in (CURVE, PLAIN, CALL))]
+        return [
+            _NAMES[size],
+            *(f"{middle[name] / middle[CALL]:.2f}" for name in (CURVE, PLAIN, CALL)),
+        ]
     rates = {name: size / ms / 1e3 for name, ms in middle.items()}
     return [
         _NAMES[size],

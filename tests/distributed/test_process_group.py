@@ -96,6 +96,18 @@ assert big.min() == big.max() == ranks * (ranks + 1) / 2
 big = mg.full((3_000_000,), 1.0 + rank)
 dist.broadcast(big, 1)
 assert big.min() == big.max() == 2.0
+if rank == 0:
+    dist.isend(big, 1)
+    big.fill_(3.0)  # what was sent does not change
+    dist.isend(big[:0], 1)
+    dist.send(big, 1)
+if rank == 1:
+    parts = mg.zeros(3_000_000, 2)
+    dist.recv(parts[:, 0], 0)  # not in one piece
+    dist.recv(big[:0], 0)
+    dist.recv(big, 0)
+    assert parts[:, 0].min() == parts[:, 0].max() == 2.0 and parts[:, 1].max() == 0.0
+    assert big.min() == big.max() == 3.0
 dist.barrier()
 print("all right", dist.get_backend(), dist.is_initialized())
 dist.destroy_process_group()

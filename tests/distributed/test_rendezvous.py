@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import signal
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from mpgrad.distributed import rendezvous
+from mpgrad.distributed.group_member import GroupTable, PendingReceive
 from mpgrad.distributed.member_thread import MemberThread
+from mpgrad.distributed.operation import Work
 from mpgrad.distributed.rendezvous import Meeting, meet
-from mpgrad.errors import RendezvousTimeout
+from mpgrad.errors import CollectiveTimeout, RendezvousTimeout
 from mpgrad.scheduler.hosts.host_membership import (
     HostGone,
     HostJoined,
@@ -151,6 +157,58 @@ def test_a_peer_that_was_disconnected_can_have_another_label() -> None:
     finally:
         here.close(0)
         there.close(0)
+
+
+@pytest.fixture
+def member(port: int) -> Iterator[MemberThread]:
+    """The thread of a rank that is alone."""
+    with met(port, 1) as meetings:
+        thread = MemberThread(0, meetings[0])
+        yield thread
+        left([thread])
+
+
+@pytest.mark.process
+def test_what_little_there_is_to_do_is_done_by_who_asks(member: MemberThread) -> None:
+    done: list[threading.Thread] = []
+    member.do(lambda: done.append(threading.current_thread()))
+    assert done == [threading.current_thread()]
+
+
+@pytest.mark.process
+def test_who_has_not_the_turn_does_not_wait_for_it(member: MemberThread) -> None:
+    goes_on, has_turn, done = threading.Event(), threading.Event(), threading.Event()
+    member.ask(lambda: (has_turn.set(), goes_on.wait(LONG_S)))
+    has_turn.wait(LONG_S)
+    member.do(done.set)
+    assert not done.is_set()
+    goes_on.set()
+    assert done.wait(LONG_S)
+
+
+@pytest.mark.process
+def test_a_signal_comes_after_what_is_done(member: MemberThread) -> None:
+    done: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        member.do(lambda: (signal.raise_signal(signal.SIGINT), done.append(1)))
+    member.do(lambda: done.append(2))
+    assert done == [1, 2]
+
+
+@pytest.mark.process
+def test_an_earlier_deadline_wakes_the_thread(
+    member: MemberThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpgrad.distributed.member_thread.LOOK_S", 1e6)
+    slept = threading.Event()
+    member.ask(slept.set)  # from then on it sleeps for long
+    assert slept.wait(LONG_S)
+    work = Work("it")
+    receive = PendingReceive("it", lambda _: None, work, time.monotonic())
+    table = GroupTable(0, (0,))
+    member.do(lambda: member.member.collect(table, 0, 0, receive))
+    with pytest.raises(CollectiveTimeout):
+        work.wait(timedelta(seconds=LONG_S))
 
 
 def test_a_timeout_of_a_year_is_one() -> None:

@@ -159,6 +159,8 @@ class _Thread:
     def ask(self, request: Callable[[], None]) -> None:
         request()
 
+    do = ask
+
 
 def test_a_call_that_comes_early_waits_until_all_others_are_known() -> None:
     thread: Any = _Thread()
