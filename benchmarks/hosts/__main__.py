@@ -1,4 +1,4 @@
-"""``scripts/bench hosts``: measure, print the tables, and with ``--write`` put them into the page."""
+"""``scripts/bench hosts``: measure, and print the tables; ``--write`` puts them into the page."""
 
 from __future__ import annotations
 

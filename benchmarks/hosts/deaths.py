@@ -25,7 +25,7 @@ def until_lost_s(number: signal.Signals) -> float:
 
 
 def until_lost_without_raylet_s(cluster: TwoNodes) -> float:
-    """The same from when the raylet of one of two hosts is killed: the host's agent ends with it."""
+    """The same from when the raylet of one of two hosts is killed: its agent ends with it."""
     with Program("dying_ranks.py", 1, address=cluster.address) as program:
         program.said("ready", 2)
         time.sleep(LIFE_S)

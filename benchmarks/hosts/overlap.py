@@ -3,9 +3,9 @@
 A link between the ranks is slowed until the averaging takes as long as the backward: it carries
 one message after the other at some rate, and each arrives ``LATENCY_S`` later. The rules of the
 backward wait, as those of an accelerator do, so that the processor is free. Rank 0 answers with the
-seconds of each round, as many as the first argument says. In each, three things take their turns: the backward alone (``no_sync``), the
-reductions alone, and the backward that averages; each lasts until both ranks are done. Of one more
-such backward it says when each bucket left and came back.
+seconds of each round, as many as the first argument says. In each, three things take their turns:
+the backward alone (``no_sync``), the reductions alone, and the backward that averages; each lasts
+until both ranks are done. Of one more such backward it says when each bucket left and came back.
 """
 
 from __future__ import annotations

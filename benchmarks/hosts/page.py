@@ -106,10 +106,11 @@ def _overlap(found: Figures) -> Iterator[str]:
     alone, reduced, both = (1e3 * statistics.median(v) for v in zip(*found.overlap, strict=True))
     low, middle, high = statistics.quantiles(hidden, n=4)
     yield (
-        "What part of the averaging of `DistributedDataParallel` hides behind a backward that takes "
-        "as long: two ranks, 16 buckets of 1 MiB, a link slowed in the carrier, rules that wait and "
-        f"use no processor. {middle:.0f} % (quartiles {low:.0f} and {high:.0f}) in "
-        f"{len(hidden)} rounds; the aim was 80. Backward {alone:.0f} ms, averaging {reduced:.0f}, both at "
+        "What part of the averaging of `DistributedDataParallel` hides behind a backward that "
+        "takes as long: two ranks, 16 buckets of 1 MiB, a link slowed in the carrier, rules that "
+        f"wait and use no processor. {middle:.0f} % (quartiles {low:.0f} and {high:.0f}) in "
+        f"{len(hidden)} rounds; the aim was 80. Backward {alone:.0f} ms, averaging "
+        f"{reduced:.0f}, both at "
         f"once {both:.0f}; each lasts until both ranks are done. The last bucket can only travel "
         "after the backward: with 16 equal ones at most 94 % can hide. A backward that computes on "
         "the processors that also carry the messages has not been measured. One such backward more:"

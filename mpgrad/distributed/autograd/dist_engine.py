@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from mpgrad.distributed.autograd.contexts import Contexts, DistAutogradContext
 from mpgrad.distributed.autograd.local_part import LocalPart, PartStopped

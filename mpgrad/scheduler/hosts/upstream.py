@@ -63,7 +63,7 @@ class KnownUpstream:
             known_there[upstream.message] = None
 
     def untold(self, to: int, message: int) -> tuple[Upstream, ...]:
-        """What goes to ``to`` along with ``message``: of it, and all before it that is new there."""
+        """What goes to ``to`` with ``message``: of it, and of all before it that is new there."""
         known_there = self._told.setdefault(to, {})
         found, todo, left = [], [message], NAMED_MAX
         while todo:
