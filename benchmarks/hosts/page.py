@@ -137,7 +137,7 @@ def _deaths(found: Figures) -> Iterator[str]:
 
 
 def _seconds(times: Sequence[float], aim_s: float) -> list[str]:
-    figures = [f"{statistics.median(times):.2f} s", f"{max(times):.2f} s", f"{aim_s:.0f} s"]
+    figures = [f"{statistics.median(times):.3f} s", f"{max(times):.3f} s", f"{aim_s:.0f} s"]
     return [str(len(times)), *figures]
 
 

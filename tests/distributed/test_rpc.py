@@ -9,11 +9,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+import mpgrad as mg
 from mpgrad.distributed.group_member import GroupMember
+from mpgrad.distributed.operation import Operation
 from mpgrad.distributed.rpc.call_pickles import packed, unpacked
 from mpgrad.distributed.rpc.service import RpcService
+from mpgrad.scheduler.hosts.reduction_tree import Send
 from mpgrad.scheduler.hosts.remote_values import (
     ConfirmFork,
     DropValue,
@@ -179,6 +183,20 @@ def test_a_call_that_comes_early_waits_until_all_others_are_known() -> None:
     service.handle(1, Call(7), unpickled)
     assert wait_until(lambda: any(isinstance(told, CallEnded) for _, told in thread.sent))
     assert (1, CallEnded(7, False)) in [(to, _bare(told)) for to, told in thread.sent]
+
+
+def test_what_is_packed_does_not_change_with_its_tensor() -> None:
+    values = mg.zeros(1000)
+    frames = packed(values, "it", same_main=True, reduce=lambda _: None)
+    values.fill_(1.0)
+    assert unpacked([memoryview(frame) for frame in frames]).max() == 0.0
+
+
+def test_what_a_collective_sends_does_not_change_with_its_array() -> None:
+    values = np.zeros(8)
+    [frame] = Operation("it", [], values, values).outgoing(Send(1, 0, 0, 1))
+    values[:] = 1.0
+    assert np.frombuffer(frame).max() == 0.0
 
 
 def test_who_leaves_because_of_a_death_says_so() -> None:

@@ -45,9 +45,9 @@ class DistEngine:
     Args:
         rank: of this process.
         where: this process is, for errors.
-        tell: called on the thread of the group only.
-        ask: have something called on that thread.
-        run: have something called on another one.
+        tell: called with the turn of the group only (MemberThread).
+        ask: have something called with it, now or soon.
+        run: have something called on another thread.
     """
 
     part_class = LocalPart
