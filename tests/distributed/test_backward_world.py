@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+import mpgrad as mg
 from mpgrad.distributed.autograd import dist_engine
 from mpgrad.distributed.autograd.contexts import Contexts
 from mpgrad.distributed.autograd.local_part import LocalPart
@@ -17,6 +19,7 @@ from mpgrad.scheduler.hosts.context_state import ReleasedContexts
 from mpgrad.scheduler.hosts.marking import AnswerHost, AskHost, Marking
 from mpgrad.scheduler.hosts.pass_state import PassState
 from mpgrad.scheduler.hosts.upstream import KnownUpstream, Upstream, upstream_of
+from mpgrad.tensors.tensor import gradient_edge
 from simulation.backward_world import BackwardWorld, BackwardWorldFailure
 
 
@@ -174,6 +177,17 @@ def test_marks_follow_messages_over_hosts() -> None:
     assert known.marks([(third, 0)]) == {
         2: [(third, 0)], 1: [(second, 1), (second, 0)], 0: [(first, 1)],
     }  # fmt: skip
+
+
+def test_the_graph_of_the_roots_lives_no_longer() -> None:
+    leaf = mg.ones(1, requires_grad=True)
+    walk, sent, root = UpstreamWalk(1), leaf * 2.0, leaf * 3.0 + 1.0
+    walk.leads([gradient_edge(sent)])
+    gone = weakref.ref(root.grad_fn)
+    assert walk.leads_once([gradient_edge(root)]) == [()]
+    assert walk._leads.keys() == {sent.grad_fn, gradient_edge(leaf).function}
+    del root
+    assert gone() is None
 
 
 def test_nothing_is_told_twice() -> None:

@@ -68,7 +68,7 @@ class DistAutogradContext:
     def marks(self, roots: Iterable[Edge]) -> Reached | None:
         """What a backward of ``roots`` marks, by the rank that has sent it; None: not known."""
         with self._lock:
-            begin = [slot for slots in self._walk.leads(roots) for slot in slots]
+            begin = [slot for slots in self._walk.leads_once(roots) for slot in slots]
             return self._upstream.marks(begin)
 
     # ------------------------------------------------------------------ gradients

@@ -10,7 +10,7 @@ from mpgrad.scheduler.hosts.marking import Slot
 
 
 class UpstreamWalk:
-    """Visits each Node of a context once, whatever is asked and how often.
+    """Visits each Node behind what has left once, however much leaves.
 
     Args:
         context_id: messages of other contexts count for nothing.
@@ -23,6 +23,14 @@ class UpstreamWalk:
     def leads(self, edges: Iterable[Edge | None]) -> list[tuple[Slot, ...]]:
         """For each edge, the tensors that have come and lead to it."""
         return [() if edge is None else self._behind(edge) for edge in edges]
+
+    def leads_once(self, edges: Iterable[Edge | None]) -> list[tuple[Slot, ...]]:
+        """The same; no Node lives longer because of it."""
+        length = len(self._leads)
+        found = self.leads(edges)
+        while len(self._leads) > length:
+            self._leads.popitem()
+        return found
 
     def _behind(self, edge: Edge) -> tuple[Slot, ...]:
         node, number = edge
