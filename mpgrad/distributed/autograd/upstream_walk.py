@@ -43,7 +43,8 @@ class UpstreamWalk:
         known, path = self._leads, [node]
         while path:
             node = path[-1]
-            length, slots = len(path), ()
+            length = len(path)
+            slots: tuple[Slot, ...] = ()
             for edge in node.next_edges:
                 if edge is None:
                     continue

@@ -71,7 +71,7 @@ def packed(value: Any, what: str, *, same_main: bool, reduce: Reduce) -> list[An
     head = pickle.dumps((len(data), sizes))
     frames = [head, *cut(memoryview(data))]
     for array in arrays:
-        frames += cut(memoryview(np.array(array)))
+        frames += cut(np.array(array).data)
     return frames
 
 
