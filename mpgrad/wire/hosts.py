@@ -12,7 +12,7 @@ import msgspec
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.hosts.upstream import Upstream
 
-HOSTS_PROTOCOL = 4
+HOSTS_PROTOCOL = 5
 
 #: No head is longer.
 HEAD_BYTES_MAX = 1024 * 1024
