@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.backends.array_proxies import ArrayProxy
+from mpgrad.base.handles import INLINE_LIMIT_BYTES
 from mpgrad.devices.device_arrays import copied, is_array, is_on_gpu
 from mpgrad.shm.mapped_arena import Lease
 from mpgrad.tensors.lent_versions import LentVersions
@@ -46,8 +47,9 @@ class _Loan:
 def lend(grads: list[Any]) -> list[Tensor | None]:
     """The gradients (arrays or None) as tensors for a user's rule; ``grads`` is emptied.
 
-    The rule may change a gradient that nobody else holds. Any other one moves to memory of its own
-    before it is changed in place (``LentVersions``). NumPy sees it read-only.
+    The rule may change a gradient that nobody else holds. A small one is copied otherwise. A large
+    one moves to memory of its own before it is changed in place (``LentVersions``); NumPy sees it
+    read-only.
     """
     lent: list[Tensor | None] = []
     for nr in range(len(grads)):
@@ -65,6 +67,9 @@ def lend(grads: list[Any]) -> list[Tensor | None]:
             array = np.asarray(array) if is_here else array
         if is_exclusive(array):
             lent.append(Tensor(array))
+            continue
+        if is_here and array.nbytes <= INLINE_LIMIT_BYTES:  # quicker than a loan
+            lent.append(Tensor(array.copy()))
             continue
         counter = LentVersions(np.asarray(_Loan(array)) if is_here else array, array)
         tensor = Tensor(counter.seen, version_counter=counter)

@@ -16,8 +16,15 @@ import mpgrad as mg
 from mpgrad.autograd.functions.context import FunctionContext
 from mpgrad.autograd.functions.function_node import run_function_backward
 from mpgrad.graph.node import InputMetadata
+from mpgrad.tensors import lent_gradients
 from tests.semantics.functions import double
 from tests.semantics.paired import error_of, leaf, paired
+
+
+@pytest.fixture(autouse=True)
+def as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients here are small, and a Function of this process gets them as it gets large ones."""
+    monkeypatch.setattr(lent_gradients, "INLINE_LIMIT_BYTES", -1)
 
 
 def into_one_buffer(lib: Any, size: int) -> Any:
@@ -304,4 +311,18 @@ def test_an_array_of_a_lent_gradient_is_never_left_behind() -> None:
     others = list(grads)
     with pytest.raises(RuntimeError, match=r"clone\(\) the tensor"):
         run(backward, grads)
+    assert others[0].tolist() == [1.0] * 3
+
+
+def test_a_small_gradient_that_others_have_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+
+    def backward(ctx: Any, grad: Any) -> Any:
+        first = grad.numpy()[:1]
+        first += 1
+        return grad * 2
+
+    grads = [np.ones(3)]
+    others = list(grads)
+    assert run(backward, grads).tolist() == [4.0, 2.0, 2.0]
     assert others[0].tolist() == [1.0] * 3
