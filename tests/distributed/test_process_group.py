@@ -211,7 +211,7 @@ DIFFERS = """
 import os, sys
 assert "numpy" not in sys.modules
 if os.environ["RANK"] == "1":
-    os.environ["OMP_NUM_THREADS"] = "2"
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "2"
 import numpy
 numpy.__version__ += os.environ["RANK"].replace("0", "")
 import mpgrad.distributed as dist

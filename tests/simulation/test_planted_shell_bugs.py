@@ -14,6 +14,7 @@ from mpgrad.base.handles import ENGINE_ARENA, Block
 from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.coordinator.supervisor import Supervisor
 from mpgrad.coordinator.watchdog import Deadlines, Watchdog
+from mpgrad.engine import session
 from mpgrad.engine.session import Session
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
@@ -25,6 +26,11 @@ PLANTS = Plants(lambda seed: [World.drawn(seed)], seeds=600)
 #: Found where little but Ctrl-C happens; the first seeds do not show it.
 INTERRUPTED = Plants(
     lambda seed: [World(220 + seed, workers=1, gpus=3, graphs=3, faults=Faults(cancel=1.0))],
+    seeds=600,
+)
+#: Found where sessions break the protocol, in hooks above all.
+REFUSED = Plants(
+    lambda seed: [World(seed, workers=1, graphs=4, sessions=1, faults=Faults(breach=1.0))],
     seeds=600,
 )
 bug = PLANTS.bug
@@ -188,7 +194,7 @@ def results_that_ctrl_c_met_are_kept(patch):
     patch.setattr(Session, "_discard", wrong)
 
 
-@bug
+@REFUSED.bug
 def a_refusal_is_told_to_the_innermost_backward_only(patch):
     """World found this one: the backward around it waited for ever."""
     right = Session._require_welcome
@@ -202,6 +208,12 @@ def a_refusal_is_told_to_the_innermost_backward_only(patch):
     patch.setattr(Session, "_require_welcome", wrong)
 
 
+@REFUSED.bug
+def a_task_runs_before_what_has_come_with_it(patch):
+    """World found this one: a backward inside the task waited for what had been received."""
+    patch.setattr(session, "_is_task", lambda message: False)
+
+
 @bug
 def views_are_not_given_back(patch):
     patch.setattr(Session, "_releases", lambda self: [])
@@ -211,6 +223,11 @@ def views_are_not_given_back(patch):
 @pytest.mark.parametrize("name", PLANTS.names())
 def test_world_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTS.check_caught(name, monkeypatch)
+
+
+@pytest.mark.parametrize("name", REFUSED.names())
+def test_world_catches_what_a_refusal_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    REFUSED.check_caught(name, monkeypatch)
 
 
 @pytest.mark.parametrize("name", INTERRUPTED.names())
