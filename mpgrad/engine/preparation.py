@@ -78,7 +78,8 @@ class Preparation:
 
     def _plan_with(self, message_us: float) -> None:
         workers, gpus = self._options.cpu_workers, self._options.gpus
-        takes_part = self._caller_takes_part()
+        # Not where the user asked for worker processes, which protect the program.
+        takes_part = self._options.mode == "auto"
         self.message_us = message_us
         self._make_plan: MakePlan = collector_held()(
             partial(
@@ -93,11 +94,6 @@ class Preparation:
         self._plans_for = workers, gpus, takes_part, message_us
         #: Plans of graphs that cannot be recognised before their tables are made.
         self._others = PlanCache(self._make_plan)
-
-    def _caller_takes_part(self) -> bool:
-        """Whether the calling thread runs a part of a graph itself: not where the user asked for
-        worker processes."""
-        return self._options.mode == "auto"
 
     def here(self, frozen: FrozenGraph) -> Ready | None:
         """What :meth:`ready` gave for these tables, if that was ``local``."""
