@@ -9,7 +9,14 @@ from typing import Any
 
 import mpgrad
 from mpgrad.base import config
-from mpgrad.launch.rank_options import add_rank_options, argument, processes_of, ranks_of
+from mpgrad.launch.rank_options import (
+    add_rank_options,
+    argument,
+    asks_for_ranks,
+    others_of,
+    processes_of,
+    ranks_of,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,17 +176,7 @@ def _run(options: argparse.Namespace) -> int:
         "pin": options.pin,
         "log_dir": options.log_dir,
     }
-    if options.nproc_per_node is None:
-        of_ranks = {
-            "nnodes": options.nnodes.most > 1,
-            "max-restarts": options.max_restarts,
-            "rdzv-endpoint": options.rdzv_endpoint,
-            "standalone": options.standalone,
-            "address": options.address,
-        }
-        for name, is_given in of_ranks.items():
-            if is_given:
-                return script.refusal(f"--{name} needs --nproc-per-node")
+    if options.nproc_per_node is None and not asks_for_ranks(options):
         return script.launch(
             options.script,
             options.arguments,
@@ -189,13 +186,13 @@ def _run(options: argparse.Namespace) -> int:
         )
     for name in ("profile", "pdb"):
         if getattr(options, name):
-            return script.refusal(f"--{name} is for one process: leave out --nproc-per-node")
+            return script.refusal(f"--{name} is for one process: leave out what asks for ranks")
     if options.address is not None:
         return _run_on_ray(options)
     from mpgrad.launch.ranks import launch_ranks
 
     try:
-        ranks = ranks_of(options, processes_of(options.nproc_per_node))
+        ranks = ranks_of(options, processes_of(options.nproc_per_node or 1))
     except ValueError as error:
         return script.refusal(str(error))
     return launch_ranks(options.script, options.arguments, ranks, **chosen)
@@ -204,13 +201,12 @@ def _run(options: argparse.Namespace) -> int:
 def _run_on_ray(options: argparse.Namespace) -> int:
     from mpgrad.launch import script
 
-    least, most = options.nnodes
-    if options.node_rank or options.master_addr or options.master_port or options.rdzv_endpoint:
-        return script.refusal(
-            "--address leaves no choice of --node-rank, --master-addr and --rdzv-endpoint to you"
-        )
-    if least < most or isinstance(options.nproc_per_node, str):
+    if options.nnodes.least < options.nnodes.most or isinstance(options.nproc_per_node, str):
         return script.refusal("--address needs numbers: --nnodes N --nproc-per-node N")
+    try:
+        others = others_of(options)
+    except (ValueError, OSError) as error:
+        return script.refusal(str(error))
     try:
         from mpgrad.launch.ray_cluster import launch_on_ray
     except ImportError as error:
@@ -226,9 +222,11 @@ def _run_on_ray(options: argparse.Namespace) -> int:
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             arguments += [f"--{name.replace('_', '-')}", text]
     arguments += [*(["-m"] if options.module else []), options.script, *options.arguments]
-    per_node: int = options.nproc_per_node
+    per_node: int = options.nproc_per_node or 1
     cpus = per_node * (options.cpu_workers or 1)
-    return launch_on_ray(options.address, arguments, most, per_node, cpus)
+    return launch_on_ray(
+        options.address, arguments, options.nnodes.most, per_node, cpus, others=others
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,16 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Others(NamedTuple):
+    """The first hosts of a job, on one of which is rank 0, and what its ranks know of the group."""
+
+    hosts: int
+    master_address: str
+    master_port: int
+    key: bytes
 
 
 @contextlib.contextmanager

@@ -8,12 +8,24 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from mpgrad.base import config, machine
+from mpgrad.launch.group_setup import Others
 
 if TYPE_CHECKING:
     from mpgrad.launch.job_hosts import MeetingPoint
     from mpgrad.launch.ranks import Ranks
 
 T = TypeVar("T")
+
+#: The options that ask for ranks, beside --nnodes, with what they are if they are not given.
+_OF_RANKS = {
+    "node_rank": None,
+    "master_addr": None,
+    "master_port": 0,
+    "max_restarts": 0,
+    "rdzv_endpoint": None,
+    "standalone": False,
+    "address": None,
+}
 
 #: torchrun's port of an endpoint.
 RENDEZVOUS_PORT = 29400
@@ -47,7 +59,7 @@ def add_rank_options(run: argparse.ArgumentParser) -> None:
         metavar="N|auto|cpu|gpu",
         help="run the script in N processes of this host, or one for each CPU or GPU (auto: GPU if "
         "there is one): RANK, WORLD_SIZE and LOCAL_RANK tell them apart, and their engines run "
-        "where they choose (MPGRAD_ENGINE)",
+        "where they choose (MPGRAD_ENGINE); default: 1, with --nnodes and the options below",
     )
     add(
         "--nnodes",
@@ -80,7 +92,8 @@ def add_rank_options(run: argparse.ArgumentParser) -> None:
     add(
         "--address",
         metavar="auto|HOST:PORT",
-        help="a Ray cluster: it chooses the --nnodes hosts, where mpgrad[ray] has to be installed",
+        help="a Ray cluster: it chooses the --nnodes hosts, where mpgrad[ray] has to be installed; "
+        "with --node-rank K only those from K on",
     )
 
 
@@ -126,6 +139,13 @@ def _add_rendezvous(ranks: argparse._ArgumentGroup) -> None:
     )
 
 
+def asks_for_ranks(options: argparse.Namespace) -> bool:
+    """Whether the script runs as ranks, also where ``--nproc-per-node`` is left out."""
+    return options.nnodes.most > 1 or any(
+        getattr(options, name) != default for name, default in _OF_RANKS.items()
+    )
+
+
 def ranks_of(options: argparse.Namespace, per_node: int) -> Ranks:
     """The ranks that the arguments ask for.
 
@@ -149,10 +169,8 @@ def ranks_of(options: argparse.Namespace, per_node: int) -> Ranks:
         raise ValueError(
             "--nnodes needs --rdzv-endpoint, or --master-addr and --master-port, equal on all hosts"
         )
-    if most > 1 and config.group_key_file() is None:
-        raise ValueError(
-            "--nnodes needs MPGRAD_GROUP_KEY_FILE: a file of random bytes, equal on all hosts"
-        )
+    if most > 1:
+        _shared_key_file("--nnodes")
     is_dynamic = meets and most > 1 and options.rdzv_backend != "static"
     endpoint = _endpoint(options, per_node) if is_dynamic else None
     if least < most and endpoint is None:
@@ -167,6 +185,40 @@ def ranks_of(options: argparse.Namespace, per_node: int) -> Ranks:
         options.rdzv_id,
         endpoint,
     )
+
+
+def others_of(options: argparse.Namespace) -> Others | None:
+    """With ``--address``: the hosts before those that Ray chooses; None if there are none.
+
+    Raises:
+        ValueError: the arguments do not fit each other.
+        OSError: the file with the group's key cannot be read.
+    """
+    first, host, port = options.node_rank or 0, options.master_addr, options.master_port
+    if options.rdzv_endpoint is not None:
+        raise ValueError("--address leaves no choice of --rdzv-endpoint: Ray says who is there")
+    if not 0 <= first < options.nnodes.most:
+        raise ValueError(f"--node-rank has to be 0 to {options.nnodes.most - 1}")
+    if first == 0:
+        if host or port:
+            raise ValueError(
+                "--address leaves no choice of --master-addr and --master-port, unless --node-rank "
+                "says that rank 0 is on none of Ray's hosts"
+            )
+        return None
+    if not (host and port):
+        raise ValueError("--address with --node-rank needs --master-addr and --master-port")
+    with open(_shared_key_file("--node-rank"), "rb") as file:
+        return Others(first, host, port, file.read())
+
+
+def _shared_key_file(option: str) -> str:
+    path = config.group_key_file()
+    if path is None:
+        raise ValueError(
+            f"{option} needs MPGRAD_GROUP_KEY_FILE: a file of random bytes, equal on all hosts"
+        )
+    return path
 
 
 def _endpoint(options: argparse.Namespace, per_node: int) -> MeetingPoint:

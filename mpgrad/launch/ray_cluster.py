@@ -13,7 +13,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -24,6 +24,7 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
+from mpgrad.launch.group_setup import Others
 from mpgrad.launch.rank_lines import say, write
 from mpgrad.launch.ranks import AFTER_FAILURE_S, AFTER_SIGNAL_S, ENDING, PASSED_ON
 from mpgrad.launch.ray_agent import RayAgent
@@ -45,15 +46,19 @@ def launch_on_ray(
     nodes: int,
     per_node: int,
     cpus: int,
+    *,
+    others: Others | None = None,
 ) -> int:
-    """Run ``mpgrad run`` on ``nodes`` hosts of a cluster, and wait for all of them.
+    """Run ``mpgrad run`` on hosts of a cluster, and wait for all of them.
 
     Args:
         address: of the cluster, as ``ray.init`` takes it.
         arguments: of each ``mpgrad run``: options, the script, its arguments.
-        nodes: hosts; Ray chooses as many different ones.
+        nodes: hosts of the job.
         per_node: ranks on each.
         cpus: that Ray counts as taken on each.
+        others: the first of the hosts, if somebody else starts their ranks. Ray chooses as many
+            different ones as are left.
 
     Returns:
         0, or the exit code of the first host that failed; 2 where there are not enough hosts.
@@ -62,40 +67,43 @@ def launch_on_ray(
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         return refusal(f"cannot connect to a Ray cluster at {address!r}: {error}")
+    numbers = range(others.hosts if others is not None else 0, nodes)
     with contextlib.ExitStack() as stack:
         stack.callback(ray.shutdown)
-        group = placement_group([{"CPU": cpus}] * nodes, strategy="STRICT_SPREAD")
+        group = placement_group([{"CPU": cpus}] * len(numbers), strategy="STRICT_SPREAD")
         stack.callback(remove_placement_group, group)
         if not group.wait(PLACEMENT_S):
             alive = sum(node["Alive"] for node in ray.nodes())
             return refusal(
-                f"Ray found no {nodes} hosts with {cpus} free CPUs each within {PLACEMENT_S:g} s; "
-                f"the cluster has {alive} hosts"
+                f"Ray found no {len(numbers)} hosts with {cpus} free CPUs each within "
+                f"{PLACEMENT_S:g} s; the cluster has {alive} hosts"
             )
         # An agent never starts again; each call of it has a thread.
         kind = ray.remote(num_cpus=cpus, max_restarts=0, max_concurrency=4)(RayAgent)
-        agents = [
-            kind.options(placement_group=group, placement_group_bundle_index=number).remote()
-            for number in range(nodes)
-        ]
-        for agent in agents:
+        agents = {
+            number: kind.options(placement_group=group, placement_group_bundle_index=index).remote()
+            for index, number in enumerate(numbers)
+        }
+        for agent in agents.values():
             stack.callback(ray.kill, agent)
-        host = _address_of_first(group)
-        port = ray.get(agents[0].port.remote(host))
+        if others is None:
+            host, key = _address_of_first(group), secrets.token_bytes(32)
+            port = ray.get(agents[0].port.remote(host))
+        else:
+            _, host, port, key = others
         where = ["--nnodes", str(nodes), "--nproc-per-node", str(per_node)]
         where += ["--master-addr", host, "--master-port", str(port)]
         variables = {k: v for k, v in os.environ.items() if k.startswith(_TAKEN_ALONG)}
-        key = secrets.token_bytes(32)
         starts = [
             agent.start.remote(
                 [*where, "--node-rank", str(number), *arguments], variables, os.getcwd(), key
             )
-            for number, agent in enumerate(agents)
+            for number, agent in agents.items()
         ]
-        for number, why in enumerate(ray.get(starts)):
+        for number, why in zip(numbers, ray.get(starts), strict=True):
             if why:
                 return refusal(f"host {number} of {nodes} cannot start: {why}")
-        with _passing_signals_on(agents) as signals:
+        with _passing_signals_on([*agents.values()]) as signals:
             return _wait(agents, signals)
 
 
@@ -106,9 +114,9 @@ def _address_of_first(group: Any) -> str:
     return str(address)
 
 
-def _wait(agents: Sequence[Any], signals: list[signal.Signals]) -> int:
+def _wait(agents: Mapping[int, Any], signals: list[signal.Signals]) -> int:
     """Print what all hosts say until all have ended; the exit code."""
-    code, reads = 0, {agent.said.remote(): number for number, agent in enumerate(agents)}
+    code, reads = 0, {agent.said.remote(): number for number, agent in agents.items()}
     #: When the hosts that are left get which signal; None while all is well.
     next_signal: tuple[float, signal.Signals] | None = None
     while reads:

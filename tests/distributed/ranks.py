@@ -53,3 +53,13 @@ def run_ranks(
         head, _, text = line.partition("] ")
         lines[int(head.removeprefix("[rank "))].append(text)
     return Ran(done.returncode, lines, done.stderr)
+
+
+def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """What ``mpgrad run`` would set for a rank that the user starts, of those at 127.0.0.1."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }

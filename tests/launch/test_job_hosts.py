@@ -266,7 +266,6 @@ def test_a_signal_ends_a_host_that_waits(launchers: Launchers) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--rdzv-endpoint", "h"], "--rdzv-endpoint needs --nproc-per-node"),
         (["--nproc-per-node", "1", "--nnodes", "1:4"], "needs --rdzv-endpoint, or --master-addr"),
         (
             ["--nproc-per-node", "1", "--nnodes", "1:2", "--master-addr", "h", "--master-port=1"],

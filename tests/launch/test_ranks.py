@@ -126,9 +126,8 @@ if os.environ["RANK"] != "1":
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--nnodes", "2"], "--nnodes needs --nproc-per-node"),
-        (["--max-restarts", "1"], "--max-restarts needs --nproc-per-node"),
-        (["--nproc-per-node", "1", "--nnodes", "2"], "or --master-addr and --master-port"),
+        (["--nnodes", "2"], "or --master-addr and --master-port"),
+        (["--max-restarts", "1", "--pdb"], "--pdb is for one process"),
         (["--nproc-per-node", "1", "--node-rank", "1"], "--node-rank has to be 0 to 0"),
         (["--nproc-per-node", "1"], "cannot read 'no such file'"),
     ],
@@ -138,6 +137,15 @@ def test_a_wrong_command_line(
 ) -> None:
     assert main(["run", *arguments, "no such file"]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--standalone"], ["--max-restarts", "1"], ["--node-rank", "0"]]
+)
+def test_what_asks_for_ranks_starts_one(tmp_path: Path, arguments: list[str]) -> None:
+    source = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])"
+    done = run(tmp_path, source, *arguments)
+    assert (done.returncode, done.stdout) == (0, "[rank 0] 0 1\n"), done.stderr
 
 
 def test_a_rank_that_fails_is_started_again_and_told_how_often(tmp_path: Path) -> None:

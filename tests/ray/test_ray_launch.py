@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from mpgrad.launch.cli import main
-from tests.distributed.ranks import HANGS_S, ROOT, run_ranks
+from mpgrad.launch.group_setup import reserved_port
+from tests.distributed.ranks import HANGS_S, ROOT, rank_environment, run_ranks
 from tests.leftovers import wait_until
 from tests.python_path import path_to
 
@@ -53,6 +54,20 @@ for _ in range(3):
     optimizer.step()
 digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters()))
 print(os.environ["LOCAL_RANK"], sys.argv[1:], digest.hexdigest())
+"""
+
+NUMBERS = """
+import mpgrad as mg
+import mpgrad.distributed as dist
+from mpgrad.wire import zeromq
+
+zeromq.SILENCE_MS_MAX = 120_000
+dist.init_process_group()
+total = mg.tensor(float(dist.get_rank()))
+dist.all_reduce(total)
+print(f"{dist.get_rank()} of {dist.get_world_size()}: {total.item()}", flush=True)
+dist.barrier()
+dist.destroy_process_group()
 """
 
 WAITS = """
@@ -184,6 +199,38 @@ class TestOnACluster:
         waiting.process.kill()
         assert waiting.end()[0] == -signal.SIGKILL
 
+    def test_rank_0_may_be_a_process_that_ray_does_not_start(
+        self, cluster: str, tmp_path: Path
+    ) -> None:
+        """A notebook, say: see tests/distributed/test_notebook.py."""
+        (tmp_path / "key").write_bytes(os.urandom(32))
+        environment = {**ENVIRONMENT, "MPGRAD_GROUP_KEY_FILE": str(tmp_path / "key")}
+        with reserved_port("127.0.0.1") as port:
+            where = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+            ranks = ["--address", cluster, "--nnodes", "3", "--node-rank", "1", *where]
+            (tmp_path / "script.py").write_text(NUMBERS)
+            command = [sys.executable, "-m", "mpgrad", "run", *ranks, "script.py"]
+            with subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=tmp_path,
+                env=environment,
+            ) as launcher:
+                done = subprocess.run(
+                    [sys.executable, "script.py"],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    cwd=tmp_path,
+                    timeout=HANGS_S,
+                    env={**environment, **rank_environment(0, 3, port)},
+                )
+                output, _ = launcher.communicate(timeout=HANGS_S)
+        assert (done.returncode, launcher.returncode) == (0, 0), done.stderr
+        assert done.stdout == "0 of 3: 3.0\n"
+        assert lines_of(output) == ["[rank 1] 1 of 3: 3.0", "[rank 2] 2 of 3: 3.0"]
+
     def test_too_few_hosts(
         self, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -208,8 +255,15 @@ class TestOnACluster:
     ("arguments", "text"),
     [
         (["--nproc-per-node", "1"], "pip install mpgrad[ray]"),
-        ([], "--address needs --nproc-per-node"),
+        ([], "pip install mpgrad[ray]"),
         (["--nproc-per-node", "1", "--master-addr", "x"], "no choice"),
+        (["--rdzv-endpoint", "x"], "no choice of --rdzv-endpoint"),
+        (["--node-rank", "1"], "--node-rank has to be 0 to 0"),
+        (["--nnodes", "2", "--node-rank", "1"], "needs --master-addr and --master-port"),
+        (
+            ["--nnodes", "2", "--node-rank", "1", "--master-addr", "x", "--master-port", "1"],
+            "--node-rank needs MPGRAD_GROUP_KEY_FILE",
+        ),
     ],
 )
 def test_what_is_missing_is_named(
