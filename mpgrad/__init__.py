@@ -193,6 +193,7 @@ _SUBMODULES = (
     "func",
     "linalg",
     "masked",
+    "multiprocessing",
     "nn",
     "optim",
     "profiler",

@@ -16,6 +16,7 @@ from mpgrad import fft as fft
 from mpgrad import func as func
 from mpgrad import linalg as linalg
 from mpgrad import masked as masked
+from mpgrad import multiprocessing as multiprocessing
 from mpgrad import nn as nn
 from mpgrad import optim as optim
 from mpgrad import profiler as profiler

@@ -270,7 +270,7 @@ GROUP_KEY_FILE: Setting[str | None] = Setting(
     "a file of at least 16 random bytes",
     "The key by which the ranks of a process group know each other, and with which they encrypt. "
     "`mpgrad run` makes one for ranks on one host.",
-    "none",
+    "for ranks at `localhost` a file that mpgrad makes: `group-key` in `~/.local/state/mpgrad`",
 )
 
 CUDA_DRIVER: Setting[str] = Setting(
@@ -363,9 +363,14 @@ def journal() -> str:
 
 
 def journal_directory() -> str:
-    """MPGRAD_JOURNAL_DIR, else the XDG base directory for state."""
+    """MPGRAD_JOURNAL_DIR, else that for state."""
+    return JOURNAL_DIR.get() or state_directory()
+
+
+def state_directory() -> str:
+    """mpgrad's, in the XDG base directory for state."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return JOURNAL_DIR.get() or parse_path(os.path.join(state, "mpgrad"))
+    return parse_path(os.path.join(state, "mpgrad"))
 
 
 def group_key_file() -> str | None:

@@ -26,7 +26,10 @@ _PLACES = (
     ("nn.attention", "mpgrad.compat.attention"),
     ("nn.init", "mpgrad.nn.init mpgrad.compat.other_names"),
     ("cuda", "mpgrad.compat.cuda mpgrad.cuda"),
-    ("multiprocessing", "multiprocessing"),
+    (
+        "multiprocessing multiprocessing.spawn",
+        "mpgrad.multiprocessing mpgrad.compat.sharing multiprocessing",
+    ),
     ("autograd.{variable gradcheck grad_mode anomaly_mode}", "mpgrad.autograd"),
     ("cuda.random", "mpgrad.cuda"),
     ("nn.modules.utils", "mpgrad.compat.tuples"),

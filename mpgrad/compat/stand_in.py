@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -15,6 +16,8 @@ from mpgrad.compat import places
 
 #: The import path of these modules in every process.
 ROOT = "mpgrad.compat.torch"
+#: Where a child process finds ``torch``: it has this process's sys.path, not its finders.
+_FOR_CHILDREN = os.path.join(os.path.dirname(__file__), "for_children")
 
 
 class StandIn(ModuleType):
@@ -102,9 +105,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Make ``import torch`` import mpgrad, for the rest of this process."""
+    """Make ``import torch`` import mpgrad, for the rest of this process, and in those that
+    multiprocessing starts."""
     if not any(isinstance(it, _Finder) and it.root == "torch" for it in sys.meta_path):
         sys.meta_path.insert(0, _Finder("torch"))
+    if _FOR_CHILDREN not in sys.path:
+        sys.path.insert(0, _FOR_CHILDREN)
 
 
 sys.meta_path.insert(0, _Finder(ROOT))

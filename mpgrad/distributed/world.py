@@ -62,7 +62,7 @@ def join_world(where: Whereabouts, timeout_s: float, *, encrypt: bool) -> Member
     with _joined.lock:
         thread = _joined.thread
         if thread is None:
-            key = group_key(encrypt=encrypt)
+            key = group_key(encrypt=encrypt, host=where.master[0])
 
             def make_carrier(name: str, host: str, port: int) -> HostCarrier:
                 # A process without a group loads no ZeroMQ.

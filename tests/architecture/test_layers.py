@@ -15,7 +15,8 @@ from source_tree import PACKAGE, ROOT, Import, file_of, files, imports, late_imp
 FLOORS = (
     "__init__ __main__ launch",
     "compat",
-    "compilation cuda fft func linalg masked profiler serialization signal special _C utils",
+    "compilation cuda fft func linalg masked multiprocessing profiler serialization signal special "
+    "_C utils",
     "distributed",
     "checkpointing data distributions nn optim report",
     "tensor_methods",

@@ -259,3 +259,37 @@ def test_tensors_that_are_not_close_are_told_apart() -> None:
     for other in (mg.ones(2) + 1e-3, mg.ones(3), mg.ones(2, dtype=mg.float64), mg.tensor([1, 1])):
         with pytest.raises(AssertionError):
             close(mg.ones(2), other)
+
+
+SPAWNS = """
+import torch
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader
+
+mp.set_sharing_strategy("file_system")
+
+def work(number, factor):
+    print(torch.__name__, number * factor, flush=True)
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(10,), nprocs=2)
+    numbers = torch.arange(4.0)
+    print(list(DataLoader(numbers, 2, num_workers=1, multiprocessing_context="spawn")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_processes_that_a_program_for_torch_starts_are_its_own_kind(tmp_path: Path) -> None:
+    done = run(tmp_path, SPAWNS)
+    assert done.returncode == 0, done.stderr
+    *spawned, loaded = done.stdout.splitlines()
+    assert sorted(spawned) == ["mpgrad.compat.torch 0", "mpgrad.compat.torch 10"]
+    assert loaded == "[tensor([0., 1.]), tensor([2., 3.])]"
+
+
+def test_a_sharing_strategy_is_one_of_torchs() -> None:
+    sharing = stand_in.multiprocessing
+    assert sharing.get_sharing_strategy() in sharing.get_all_sharing_strategies()
+    with pytest.raises(ValueError, match="'fast' is none of"):
+        sharing.set_sharing_strategy("fast")

@@ -10,6 +10,7 @@ import pytest
 import mpgrad as mg
 import mpgrad.distributed as dist
 from mpgrad.base import machine
+from mpgrad.distributed.group_key import group_key
 from tests.distributed.ranks import run_ranks
 
 #: Prints a line for each thing that is right; an assertion names what is not.
@@ -179,7 +180,7 @@ def test_without_a_group() -> None:
         ),
         ({}, "environment variable RANK expected, but not set; `mpgrad run"),
         (
-            {"init_method": "tcp://localhost:1", "rank": 0, "world_size": 1},
+            {"init_method": "tcp://192.0.2.1:1", "rank": 0, "world_size": 1},
             "MPGRAD_GROUP_KEY_FILE to a file of at least 16 random bytes",
         ),
     ],
@@ -192,6 +193,20 @@ def test_what_is_missing_or_wrong_is_named(
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         dist.init_process_group(**arguments)
     assert text in str(caught.value)
+
+
+def test_the_key_of_a_user_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MPGRAD_GROUP_KEY_FILE", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert group_key(encrypt=True, host="localhost") == group_key(encrypt=True, host="127.0.0.1")
+    file = tmp_path / "mpgrad" / "group-key"
+    assert len(file.read_bytes()) == 32
+    file.chmod(0o640)
+    with pytest.raises(ValueError, match=r"group-key' is not this user's alone: remove it"):
+        group_key(encrypt=True, host="localhost")
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/none")
+    with pytest.raises(ValueError, match="cannot be kept in '/proc/none/mpgrad/group-key'"):
+        group_key(encrypt=True, host="localhost")
 
 
 def test_a_key_is_long_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

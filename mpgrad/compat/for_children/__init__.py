@@ -1,0 +1,1 @@
+"""A folder for ``sys.path``, where ``import torch`` finds mpgrad."""
