@@ -18,7 +18,6 @@ PYTORCH = os.path.join(os.path.dirname(__file__), "pytorch_names.txt")
 INSTEAD = {
     "mpgrad.bfloat16": "mpgrad.float16",
     "mpgrad.jit": "the function itself",
-    "mpgrad.multiprocessing": "multiprocessing",
     "mpgrad.set_num_threads": "mpgrad.Engine(blas_threads=...)",
 }
 DOCUMENTATION = "https://pytorch.org/docs says what it does, dir(%s) what is here"
