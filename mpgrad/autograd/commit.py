@@ -37,11 +37,19 @@ def results(
     frozen: FrozenGraph, captured: list[tuple[Any, bool]], count: int
 ) -> list[Tensor | None]:
     """The ``count`` results of ``grad()``; other captures are committed."""
+    found = results_alone(frozen, captured, count)
+    commit(frozen, captured)
+    return found
+
+
+def results_alone(
+    frozen: FrozenGraph, captured: list[tuple[Any, bool]], count: int
+) -> list[Tensor | None]:
+    """As :func:`results`, and nothing is committed."""
     found: list[Tensor | None] = [None] * count
     for sink, (array, exclusive) in zip(frozen.sinks, captured, strict=True):
         if isinstance(sink, ResultSink) and array is not None:
             found[sink.number] = Tensor(array if exclusive else adopt(array))
-    commit(frozen, captured)
     return found
 
 

@@ -25,7 +25,7 @@ _NAMES_OF = {
     "mpgrad.distributed.operation": "Work",
 }
 #: Public names that are modules.
-_SUBMODULES = ("autograd", "elastic", "futures", "optim", "rpc")
+_SUBMODULES = ("autograd", "elastic", "futures", "nn", "optim", "rpc")
 _HOME = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
 __all__ = [*_HOME, *_SUBMODULES]

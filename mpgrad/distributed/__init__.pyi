@@ -3,6 +3,7 @@
 from mpgrad.distributed import autograd as autograd
 from mpgrad.distributed import elastic as elastic
 from mpgrad.distributed import futures as futures
+from mpgrad.distributed import nn as nn
 from mpgrad.distributed import optim as optim
 from mpgrad.distributed import rpc as rpc
 from mpgrad.distributed.collectives import all_gather as all_gather

@@ -37,6 +37,7 @@ class DistributedDataParallel(Module):
         process_group: of ranks; the world by default.
         bucket_cap_mb: MiB of gradients that travel together; 25 by default.
         find_unused_parameters: some parameters may have no part in some losses.
+        check_reduction: only there for PyTorch's callers.
         gradient_as_bucket_view: changes nothing.
         static_graph: every backward gives each parameter a gradient as often as the first one
             does, perhaps never or several times.
@@ -56,6 +57,7 @@ class DistributedDataParallel(Module):
         process_group: ProcessGroup | None = None,
         bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
+        check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
     ) -> None:

@@ -19,14 +19,14 @@ import numpy as np
 from mpgrad.distributed.data_parallel import DistributedDataParallel, copy_of
 from mpgrad.distributed.object_collectives import all_gather_object, broadcast_object_list
 from mpgrad.distributed.process_group import (
+    barrier_of,
     get_rank,
     get_world_size,
     group_of,
     is_torchelastic_launched,
     renew_process_group,
 )
-from mpgrad.distributed.reductions import barrier_operation
-from mpgrad.distributed.world import is_shared, restarts_max
+from mpgrad.distributed.world import has_both, restarts_max
 from mpgrad.errors import HostLost
 from mpgrad.nn.module import Module
 from mpgrad.ops.generators import initial_seed, manual_seed
@@ -238,7 +238,7 @@ def run(
                 has_returned = True
                 # Those that are ready have to be there as long as one may die.
                 group = group_of(None)
-                group.start(barrier_operation(group, is_end=True)).wait()
+                group.start(barrier_of(group, is_end=True)).wait()
                 return result
             except HostLost:
                 if has_returned and group_of(None).has_ended():
@@ -261,7 +261,7 @@ def _check(state: Any) -> None:
         )
     if not isinstance(state, State):
         raise TypeError(f"elastic.run: the first argument has to be a State, not {state!r}")
-    if is_shared():
+    if has_both():
         raise RuntimeError(
             "elastic.run: this process takes remote calls, too; what a dead rank owned of these is "
             "lost. Call rpc.shutdown() before"

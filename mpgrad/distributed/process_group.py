@@ -12,10 +12,19 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
+
 from mpgrad.distributed.group_member import GroupTable, PendingReceive
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.operation import Operation, Work
-from mpgrad.distributed.world import Whereabouts, join_world, leave_world, whereabouts
+from mpgrad.distributed.world import (
+    Whereabouts,
+    join_world,
+    leave_world,
+    restarts_max,
+    whereabouts,
+)
+from mpgrad.scheduler.hosts.reduction_tree import all_reduce_steps, segments
 
 #: How long a collective or the rendezvous may take, as in PyTorch.
 TIMEOUT = timedelta(minutes=30)
@@ -203,8 +212,24 @@ def _join(where: Whereabouts, timeout: timedelta, encrypt: bool) -> None:
             raise ValueError("trying to initialize the default process group twice!")
         thread = join_world(where, timeout.total_seconds(), encrypt=encrypt)
         table = GroupTable(0, tuple(range(where.world_size)))
-        _world.group, _world.groups = ProcessGroup(thread, table, where.rank, timeout), 1
-        _world.joined = where, timeout, encrypt
+        group = _world.group = ProcessGroup(thread, table, where.rank, timeout)
+        _world.groups, _world.joined = 1, (where, timeout, encrypt)
+    if restarts_max() == 0:
+        # Ranks that have met for remote calls may not have come here yet.
+        try:
+            group.start(barrier_of(group)).wait()
+        except BaseException:
+            destroy_process_group()
+            raise
+
+
+def barrier_of(group: ProcessGroup, *, is_end: bool = False) -> Operation:
+    """Done once all ranks of the group have begun it; ``is_end`` as in Operation."""
+    steps, cuts = all_reduce_steps(group.rank(), group.size()), segments(group.size())
+    none = np.empty(0, np.uint8)
+    return Operation(
+        "barrier", steps, none, none, source_cuts=cuts, target_cuts=cuts, is_end=is_end
+    )
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
@@ -219,7 +244,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     world = _default()
     if group is None or group is world:
         _world.group = None
-        leave_world()
+        leave_world(world._thread)
 
 
 def new_group(

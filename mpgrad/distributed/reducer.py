@@ -6,6 +6,7 @@ it have left: so all ranks reduce them in one order.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd.running.running_backward import (
+    RunningBackward,
     innermost,
     note_early_change,
     queue_callback,
@@ -96,6 +98,9 @@ class Reducer:
             for index, parameter in enumerate(self._parameters)
         ]
         weakref.finalize(self, _remove, handles)
+        #: While it averages those of an autograd context: what is there in place of ``.grad``.
+        self._of_context: dict[Tensor, Tensor] | None = None
+        _reducers[next(_numbers)] = self
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Have ``hook(state, bucket)`` reduce the buckets.
@@ -214,10 +219,11 @@ class Reducer:
             self._works.append(self._start([self._contribution(index) for index in held]))
 
     def _contribution(self, index: int) -> Array:
-        parameter = self._parameters[index]
-        if parameter._grad is None:
+        parameter, of_context = self._parameters[index], self._of_context
+        gradient = parameter._grad if of_context is None else of_context.get(parameter)
+        if gradient is None:
             return np.zeros(parameter.numel(), parameter._array.dtype)
-        return flat_copy(parameter._grad)
+        return flat_copy(gradient)
 
     def _start(self, contributions: Sequence[Array]) -> Callable[[], Array]:
         """Begin to reduce the next bucket; what waits for it, and gives the average."""
@@ -260,10 +266,35 @@ class Reducer:
                 parameter = self._parameters[index]
                 length = parameter.numel()
                 if self._used_somewhere[index]:
-                    _set_gradient(parameter, flat[at : at + length])
+                    self._put(parameter, flat[at : at + length])
                 at += length
         self._has_finished = True
         self._used.clear()
+
+    def _put(self, parameter: Tensor, average: Array) -> None:
+        if self._of_context is None:
+            _set_gradient(parameter, average)
+        else:
+            self._of_context[parameter] = from_numpy(average.reshape(parameter.shape).copy())
+
+    def average_in_context(self, new: Iterable[Tensor], gradients: dict[Tensor, Tensor]) -> None:
+        """Average what an autograd context holds, as a backward averages ``.grad``.
+
+        Args:
+            new: the leaves that have got a gradient in this backward.
+            gradients: by leaf, the sums of the context with those; averages take their place.
+        """
+        got = {id(leaf) for leaf in new}
+        mine = [k for k, parameter in enumerate(self._parameters) if id(parameter) in got]
+        if not mine:  # a part of another backward may run on another thread
+            return
+        self._of_context = gradients
+        try:
+            with RunningBackward():  # its end is that of the averages
+                for index in reversed(mine):
+                    self.note_gradient(index)
+        finally:
+            self._of_context = None
 
     def _agree_on_used(self) -> None:
         used = np.array([k in self._used for k in range(len(self._parameters))])
@@ -285,6 +316,17 @@ class Reducer:
             wait()
         self._has_finished = True
         self._disarm()
+
+
+#: All that are there, in the order in which they were made.
+_reducers: weakref.WeakValueDictionary[int, Reducer] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def average_in_context(new: Sequence[Tensor], gradients: dict[Tensor, Tensor]) -> None:
+    """Have all models average their gradients in an autograd context; see the method."""
+    for reducer in [*_reducers.values()]:
+        reducer.average_in_context(new, gradients)
 
 
 def _of_hook(value: Any, flat: Array) -> Array:

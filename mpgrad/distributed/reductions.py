@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.distributed.operation import Combine, Operation, Work
-from mpgrad.distributed.process_group import ProcessGroup, get_group_rank, group_of
+from mpgrad.distributed.process_group import ProcessGroup, barrier_of, get_group_rank, group_of
 from mpgrad.distributed.tensor_buffers import (
     check_list,
     described,
@@ -232,16 +232,7 @@ def barrier(group: ProcessGroup | None = None, async_op: bool = False) -> Work |
     group = group_of(group)
     if group.rank() < 0:
         return None
-    return started(group, barrier_operation(group), None, async_op)
-
-
-def barrier_operation(group: ProcessGroup, *, is_end: bool = False) -> Operation:
-    """Done once all ranks of the group have begun it; ``is_end`` as in Operation."""
-    steps, cuts = all_reduce_steps(group.rank(), group.size()), segments(group.size())
-    none = np.empty(0, np.uint8)
-    return Operation(
-        "barrier", steps, none, none, source_cuts=cuts, target_cuts=cuts, is_end=is_end
-    )
+    return started(group, barrier_of(group), None, async_op)
 
 
 def monitored_barrier(

@@ -1,6 +1,7 @@
-"""The world: all ranks of this program, which meet once, whatever they then do with each other.
+"""The world: all ranks that meet at one address, once, whatever they then do with each other.
 
-Process groups and remote calls share one carrier and one thread.
+Process groups and remote calls that meet there share one carrier and one thread. A process may be
+in several worlds: one of trainers for collectives, say, and one of all processes for calls.
 """
 
 from __future__ import annotations
@@ -31,20 +32,22 @@ class Whereabouts(NamedTuple):
 
 
 class _Joined:
-    """This process's thread in the world, and how many need it."""
+    """This process's threads in its worlds."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.thread: MemberThread | None = None
-        self.users = 0
+        #: By where rank 0 listens.
+        self.threads: dict[tuple[str, int], MemberThread] = {}
+        #: The world that the process group needs, and that which remote calls need.
+        self.needed: list[MemberThread] = []
         #: What was last said of ranks that compute otherwise than this one.
         self.said = ""
         #: Threads of the parent process: a forked child must not touch what belongs to them.
         self.of_parents: list[object] = []
 
     def start_anew_in_child(self) -> None:
-        self.of_parents.append(self.thread)
-        self.lock, self.thread, self.users = threading.Lock(), None, 0
+        self.of_parents.append(self.threads)
+        self.lock, self.threads, self.needed = threading.Lock(), {}, []
 
 
 _joined = _Joined()
@@ -52,7 +55,7 @@ os.register_at_fork(after_in_child=_joined.start_anew_in_child)
 
 
 def join_world(where: Whereabouts, timeout_s: float, *, encrypt: bool) -> MemberThread:
-    """Meet the other ranks, unless this process has; ``leave_world`` undoes it.
+    """Meet the other ranks, unless this process has, there; ``leave_world`` undoes it.
 
     Raises:
         RendezvousTimeout: not all ranks came.
@@ -60,7 +63,7 @@ def join_world(where: Whereabouts, timeout_s: float, *, encrypt: bool) -> Member
         ValueError: there is no key, or this process is another rank already.
     """
     with _joined.lock:
-        thread = _joined.thread
+        thread = _joined.threads.get(where.master)
         if thread is None:
             key = group_key(encrypt=encrypt, host=where.master[0])
 
@@ -80,34 +83,34 @@ def join_world(where: Whereabouts, timeout_s: float, *, encrypt: bool) -> Member
             if meeting.differences not in ("", _joined.said):
                 _joined.said = meeting.differences
                 say(f"bits may differ between ranks: {meeting.differences}")
-            thread = _joined.thread = MemberThread(where.rank, meeting)
+            thread = _joined.threads[where.master] = MemberThread(where.rank, meeting)
         elif (thread.member.rank, thread.member.ranks) != where[:2]:
             raise ValueError(
                 f"this process is rank {thread.member.rank} of {thread.member.ranks} already, and "
                 f"cannot be rank {where.rank} of {where.world_size}, too"
             )
-        _joined.users += 1
+        _joined.needed.append(thread)
         return thread
 
 
-def leave_world() -> None:
-    """Say farewell to the other ranks, if nobody in this process needs them any more."""
+def leave_world(thread: MemberThread) -> None:
+    """Say farewell to the ranks of a world, if nobody in this process needs them any more."""
     with _joined.lock:
-        _joined.users -= 1
-        if _joined.users == 0 and _joined.thread is not None:
-            thread, _joined.thread = _joined.thread, None
+        _joined.needed.remove(thread)
+        if thread not in _joined.needed:
+            _joined.threads = {at: it for at, it in _joined.threads.items() if it is not thread}
             thread.leave()
 
 
 @atexit.register
 def _leave_at_exit() -> None:
-    if _joined.thread is not None:
-        _joined.thread.leave()
+    for thread in [*_joined.threads.values()]:
+        thread.leave()
 
 
-def is_shared() -> bool:
-    """Whether process groups and remote calls both need this process's place in the world."""
-    return _joined.users > 1
+def has_both() -> bool:
+    """Whether this process has both, a process group and remote calls."""
+    return len(_joined.needed) > 1
 
 
 def restarts_max() -> int:

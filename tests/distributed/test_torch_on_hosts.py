@@ -11,7 +11,7 @@ from tests.distributed.ranks import Ran, run_ranks
 from tests.distributed.torch_on_hosts import IN_ONE_RANK
 
 SCRIPT = Path(__file__).with_name("torch_on_hosts.py").read_text()
-FOLDER = "testing/_internal/distributed/rpc"
+FOLDER = "testing/_internal/distributed"
 
 #: Of ``DistAutogradTest``, run one after another by the same processes.
 TOGETHER = """
@@ -41,6 +41,26 @@ ALONE = """
 test_backward_node_failure test_backward_node_failure_python_udf test_clean_context_during_backward
 """
 
+#: DistributedDataParallel and RemoteModule in such graphs, by the number of ranks. Left out are
+#: those that need TorchScript, sparse gradients or private attributes of a RemoteModule.
+MODELS = {
+    6: """
+DdpUnderDistAutogradTest.test_backward_no_ddp DdpUnderDistAutogradTest.test_backward_ddp_outside
+DdpUnderDistAutogradTest.test_backward_ddp_outside_uneven_inputs
+DdpUnderDistAutogradTest.test_backward_ddp_inside
+""",
+    4: """
+DdpComparisonTest.test_ddp_comparison DdpComparisonTest.test_ddp_comparison_uneven_inputs
+DdpComparisonTest.test_ddp_dist_autograd_local_vs_remote
+""",
+    2: """
+RemoteModuleTest.test_bad_module RemoteModuleTest.test_forward_with_kwargs
+RemoteModuleTest.test_remote_parameters RemoteModuleTest.test_get_module_rref
+RemoteModuleTest.test_train_eval RemoteModuleTest.test_unsupported_methods
+RemoteModuleTest.test_send_remote_module_with_a_new_attribute_not_pickled_over_the_wire
+""",
+}
+
 #: It asserts that the backward hangs.
 HANGS_IN_TORCH = "test_backward_unused_send_function"
 
@@ -58,8 +78,8 @@ def folder() -> Path:
     return Path(found.submodule_search_locations[0]) / FOLDER
 
 
-def run(directory: Path, *arguments: str) -> Ran:
-    return run_ranks(directory, SCRIPT, 4, script_arguments=arguments)
+def run(directory: Path, *arguments: str, ranks: int = 4) -> Ran:
+    return run_ranks(directory, SCRIPT, ranks, script_arguments=arguments)
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +89,9 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return run(tmp_path_factory.mktemp("together"), str(folder()), *tests)
 
 
-def check(ran: Ran, name: str) -> None:
-    said = [line for rank in range(4) for line in ran.lines[rank] if line.split()[0] == name]
-    assert said == [f"{name} passed"] * (1 if name in IN_ONE_RANK else 4), ran.errors
+def check(ran: Ran, name: str, ranks: int = 4) -> None:
+    said = [line for rank in range(ranks) for line in ran.lines[rank] if line.split()[0] == name]
+    assert said == [f"{name} passed"] * (1 if name in IN_ONE_RANK else ranks), ran.errors
 
 
 @pytest.mark.process
@@ -95,3 +115,12 @@ def test_what_nobody_uses_keeps_nobody_waiting(tmp_path: Path) -> None:
     failed = [line for rank in range(4) for line in ran.lines[rank] if " failed: " in line]
     assert len(failed) >= 1
     assert all("self.assertTrue(t.is_alive())" in line for line in failed), failed
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "name"), [(ranks, name) for ranks, names in MODELS.items() for name in names.split()]
+)
+def test_torch_of_models(tmp_path: Path, ranks: int, name: str) -> None:
+    check(run(tmp_path, "--group", str(folder()), name, ranks=ranks), name.partition(".")[2], ranks)

@@ -2,7 +2,8 @@
 
 ``mpgrad run --nproc-per-node 4 torch_on_hosts.py FOLDER CLASS.TEST...``, where FOLDER has PyTorch's
 test files; each rank prints the name of each test that went well. A rank whose test fails ends at
-once, since the others may wait for it. With ``--alone`` first, processes may leave during the test.
+once, since the others may wait for it. With ``--alone`` first, processes may leave during the test;
+with ``--group``, it makes the process group itself.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ from tests.leftovers import wait_until
 RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 #: The files with these classes.
 FILES = {
-    "DistAutogradTest": "dist_autograd_test",
-    "DistOptimizerTest": "dist_optimizer_test",
+    "DistAutogradTest": "rpc/dist_autograd_test",
+    "DistOptimizerTest": "rpc/dist_optimizer_test",
+    "DdpUnderDistAutogradTest": "ddp_under_dist_autograd_test",
+    "DdpComparisonTest": "ddp_under_dist_autograd_test",
+    "RemoteModuleTest": "nn/api/remote_module_test",
 }
 _INTERNAL = "torch.testing._internal."
 #: A profile of one rank's backward would also see the parts of the other ranks' backwards.
@@ -43,7 +47,7 @@ class Fixture(harness.TestCase):
     """``RpcAgentTestFixture``."""
 
     rank, world_size, worker_id = RANK, RANKS, RANK
-    file_init_method = init_method = "env://"
+    file_init_method = init_method = file_name = "env://"
 
     def get_shutdown_error_regex(self) -> str:
         return "is lost|has ended"
@@ -101,6 +105,7 @@ def given_in(folder: Path) -> Callable[[str], Any]:
         f"{_INTERNAL}distributed.rpc.rpc_agent_test_fixture.RpcAgentTestFixture": Fixture,
         f"{_INTERNAL}dist_utils.dist_init": dist_init,
         f"{_INTERNAL}dist_utils.initialize_pg": initialize_pg,
+        f"{_INTERNAL}dist_utils.INIT_METHOD_TEMPLATE": "env://",
         f"{_INTERNAL}dist_utils.wait_until_node_failure": wait_until_node_failure,
         f"{_INTERNAL}dist_utils.worker_name": lambda rank: f"worker{rank}",
         "torch.distributed.rpc._set_rpc_timeout": set_rpc_timeout,
@@ -155,28 +160,28 @@ def run(module: types.ModuleType, cls: str, test: str) -> None:
     print(test, "passed", flush=True)
 
 
-def main(folder: Path, names: list[str], *, alone: bool) -> None:
+def main(folder: Path, names: list[str], how: str) -> None:
     zeromq.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
     given = given_in(Path.cwd())
     with torch_stands_for_mpgrad(given), mg.Engine("local"):
-        modules = {name: load(folder / f"{name}.py", given) for name in FILES.values()}
+        files = {FILES[name.partition(".")[0]] for name in names}
+        modules = {name: load(folder / f"{name}.py", given) for name in files}
         rpc.init_rpc(f"worker{RANK}")
-        if not alone:
+        if not how:
             dist.init_process_group()
         for name in names:
             cls, test = name.split(".")
             if RANK == 0 or test not in IN_ONE_RANK:
                 run(modules[FILES[cls]], cls, test)
-            if not alone:
+            if not how:
                 dist.barrier()
                 begin_anew(modules[FILES[cls]])
                 dist.barrier()
         if current.service is not None:
-            rpc.shutdown(graceful=not alone)
+            rpc.shutdown(graceful=how != "--alone")
 
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
-    is_alone = arguments[0] == "--alone"
-    place, *tests = arguments[is_alone:]
-    main(Path(place), tests, alone=is_alone)
+    given_how = arguments.pop(0) if arguments[0].startswith("--") else ""
+    main(Path(arguments[0]), arguments[1:], given_how)

@@ -73,12 +73,27 @@ class DistAutogradContext:
 
     # ------------------------------------------------------------------ gradients
 
-    def accumulate(self, gradients: list[tuple[Tensor, Tensor]]) -> None:
-        """Add the gradients of a backward; earlier results of ``get_gradients`` do not change."""
+    def sums_with(self, gradients: Iterable[tuple[Tensor, Tensor]]) -> dict[Tensor, Tensor]:
+        """By leaf, what the context would hold with the gradients of another backward."""
         with self._lock, no_grad():
+            sums = dict(self._gradients)
             for variable, gradient in gradients:
-                before = self._gradients.get(variable)
-                self._gradients[variable] = gradient if before is None else before + gradient
+                before = sums.get(variable)
+                sums[variable] = gradient if before is None else before + gradient
+        return sums
+
+    def accumulate(
+        self, gradients: list[tuple[Tensor, Tensor]], averages: dict[Tensor, Tensor]
+    ) -> None:
+        """Add the gradients of a backward; earlier results of ``get_gradients`` do not change.
+
+        Args:
+            gradients: of leaves.
+            averages: of some leaves, over the ranks of a model; they take the place of the sums.
+        """
+        sums = self.sums_with(gradients) | averages
+        with self._lock:
+            self._gradients = sums
 
     def gradients(self) -> dict[Tensor, Tensor]:
         """By leaf, all that were added."""

@@ -46,7 +46,8 @@ class Departure:
     def reduced(self, obj: Any) -> tuple[Any, ...] | None:
         """How a tensor that requires grad travels; None for other objects."""
         if isinstance(obj, Module):
-            self._stay.update(map(id, obj.parameters()))
+            # Submodules come here, too.
+            self._stay.update(map(id, obj._parameters.values()))
         if self._context is None or not isinstance(obj, Tensor) or not obj.requires_grad:
             return None
         if id(obj) in self._stay:

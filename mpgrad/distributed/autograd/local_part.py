@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mpgrad.autograd.commit import results
+from mpgrad.autograd.commit import results, results_alone
 from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.client_nodes import runs_node_hooks
 from mpgrad.autograd.freezing.freeze import freeze
@@ -21,6 +21,7 @@ from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.running_backward import RunningBackward
 from mpgrad.distributed.autograd.contexts import DistAutogradContext
 from mpgrad.distributed.autograd.rpc_nodes import CURRENT, ArrivingGradients, RecvRpcBackward
+from mpgrad.distributed.reducer import average_in_context
 from mpgrad.distributed.rpc.call_pickles import packed, unpacked
 from mpgrad.graph.node import Edge, Node
 from mpgrad.scheduler.hosts.context_state import PassId
@@ -77,6 +78,8 @@ class LocalPart:
         self._captured: tuple[FrozenGraph, list[tuple[Any, bool]]] | None = None
         self._tensors: list[Tensor] = []
         self._kept: list[tuple[Tensor, Tensor]] = []
+        #: What DistributedDataParallel has made of these and of the context's earlier gradients.
+        self._averages: dict[Tensor, Tensor] = {}
         #: At the root: its own part may begin, or everything has ended.
         self.may_run, self.has_ended = threading.Event(), threading.Event()
         #: At the root: how it has ended; by host, the errors of parts.
@@ -194,18 +197,28 @@ class LocalPart:
         finally:
             CURRENT.part = before
         self._captured = frozen, captured
+        self._average(frozen, captured)
+
+    def _average(self, frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> None:
+        new = self._kept + self._of_tensors(results_alone(frozen, captured, len(self._tensors)))
+        before = self.context.sums_with(new)
+        after = dict(before)
+        average_in_context([leaf for leaf, _ in new], after)
+        self._averages = {leaf: it for leaf, it in after.items() if it is not before.get(leaf)}
 
     def take_gradients(self) -> None:
         """All parts are done: what this one has computed becomes the context's."""
         gradients = self._kept
         if self._captured is not None:
-            found = results(*self._captured, len(self._tensors))
-            gradients += [
-                (tensor, gradient)
-                for tensor, gradient in zip(self._tensors, found, strict=True)
-                if gradient is not None
-            ]
-        self.context.accumulate(gradients)
+            gradients += self._of_tensors(results(*self._captured, len(self._tensors)))
+        self.context.accumulate(gradients, self._averages)
+
+    def _of_tensors(self, found: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor]]:
+        return [
+            (tensor, gradient)
+            for tensor, gradient in zip(self._tensors, found, strict=True)
+            if gradient is not None
+        ]
 
     def _awaited_sends(self) -> list[tuple[Any, Sequence[int]]]:
         """The sends that get gradients, the last one first, and their slots."""

@@ -97,7 +97,7 @@ def init_rpc(
             raise RuntimeError(f"RPC worker name {twice[0]} is not unique: {names}")
     except BaseException:
         current.service = None
-        leave_world()
+        leave_world(thread)
         raise
 
 
@@ -118,7 +118,7 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
     finally:
         here.drain(_DRAIN_S_MAX)
         current.service = None
-        leave_world()
+        leave_world(here.thread)
 
 
 def _wait_until_idle(here: RpcService, timeout: timedelta) -> None:
