@@ -132,7 +132,6 @@ def test_a_model_before_a_remote_one_and_its_optimizer():
     others = [mg.empty_like(mine), mg.empty_like(mine)]
     dist.all_gather(others, mine)
     assert bits([others[0]]) == bits([others[1]])
-    # In one process: the sum of both parts behind the model, halved.
     assert remote.get_module_rref().owner_name() == "worker2"
 
 
