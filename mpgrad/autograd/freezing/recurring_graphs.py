@@ -10,8 +10,8 @@ from __future__ import annotations
 import operator
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from itertools import islice, pairwise
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from mpgrad.autograd.functions.function_node import FunctionNode
@@ -269,8 +269,8 @@ def _rises(nodes: list[Node], order: list[int]) -> list[bool] | None:
 
 # ---------------------------------------------------------------------- recognition without a walk
 
-# A guard is straight-line source that does for one graph, with a single root and all leaves wanted,
-# what a walk, a hash and comparisons do for any. The graph is walked only if its guard fails.
+# A guard finds the Nodes of one graph, with a single root and all leaves wanted, in straight-line
+# source: a walk would look up each of them. The graph is walked only if its guard fails.
 
 #: The maximum number of Nodes of a graph with a guard.
 GUARDED_NODES_MAX = 1000
@@ -278,92 +278,89 @@ GUARDED_NODES_MAX = 1000
 #: The number of roots whose last graph is kept: one per kind of Node.
 ROOTS_MAX = 64
 
-#: ``guard(root, input number)`` returns the Nodes in the order of the walk, or None.
-Guard = Callable[[Node, int], list[Node] | None]
+
+class Guard:
+    """Recognises one graph.
+
+    Args:
+        walked: the graph.
+        root_nr: the input of its first Node that the seed flows into.
+        known: its record.
+    """
+
+    def __init__(self, walked: Walk, root_nr: int, known: Remembered) -> None:
+        self._kinds, self.known = kinds_of(walked.nodes), known
+        place = f"guard of {walked.nodes[0].name()}"
+        self._find = compiled("find", _source(walked, root_nr), {}, place)
+
+    def nodes(self, root: Edge) -> list[Node] | None:
+        """The Nodes behind ``root`` in the order of the walk; None if this is another graph."""
+        nodes: list[Node] | None = self._find(*root)
+        if nodes is None or kinds_of(nodes) != self._kinds or len(set(nodes)) < len(nodes):
+            return None
+        return nodes if is_plain(nodes) and self.known.is_like(nodes) else None
 
 
 class Guards:
     """The recently recognised graphs, by the kind of their root. Thread-safe."""
 
     def __init__(self) -> None:
-        self._by_root: dict[type[Node], tuple[Guard, Remembered]] = {}
+        self._by_root: dict[type[Node], Guard] = {}
 
     def find(self, root: Edge) -> tuple[list[Node], Remembered] | None:
         """The Nodes of a graph like an earlier one, and its record; None if there is none."""
-        found = self._by_root.get(type(root[0]))
-        if found is None:
+        guard = self._by_root.get(type(root[0]))
+        if guard is None:
             return None
-        nodes = found[0](*root)
-        return None if nodes is None else (nodes, found[1])
+        nodes = guard.nodes(root)
+        return None if nodes is None else (nodes, guard.known)
 
     def add(self, walked: Walk, root: Edge, known: Remembered) -> None:
         """Recognise graphs like this one from now on."""
         if len(walked.nodes) > GUARDED_NODES_MAX:
             return
-        node, input_nr = root
-        source = guard_source(walked, input_nr, known.template.by_sequence)
-        guard = compiled("guard", *source, f"guard of {node.name()}")
         if len(self._by_root) >= ROOTS_MAX:
             self._by_root.clear()
-        self._by_root[type(node)] = guard, known
+        self._by_root[type(root[0])] = Guard(walked, root[1], known)
 
 
-def guard_source(
-    walked: Walk, root_nr: int, by_sequence: Sequence[int]
-) -> tuple[str, dict[str, Any]]:
-    """``def guard(n0, root_nr)``, and the values of its free names.
-
-    Args:
-        walked: the graph.
-        root_nr: the input of its first Node that the seed flows into.
-        by_sequence: its Nodes from the lowest sequence number to the highest.
-    """
-    nodes, known = walked.nodes, dict[str, Any]()
-    lines = ["def guard(n0, root_nr):", f"    if root_nr != {root_nr}:", "        return None"]
-
-    def require(condition: str) -> None:
-        lines.extend([f"    if not ({condition}):", "        return None"])
-
-    seen = {0}
+def _source(walked: Walk, root_nr: int) -> str:
+    """``def find(n0, root_nr)``: the Nodes of a graph with these edges, or None."""
+    lines, names = list[str](), {0: "n0"}
+    # Edges that are missing, Nodes that were found before, and the inputs that the edges lead to.
+    nothing, again, inputs = list[str](), list[str](), ["root_nr"]
+    numbers = [root_nr]
     for at, targets in _by_node(walked.edges):
-        node, this = nodes[at], f"n{at}"
-        known[f"kind{at}"], known[f"look{at}"] = type(node), node.input_metadata
-        require(
-            f"type({this}) is kind{at} and {this}.hooks is None and not {this}.has_packed and "
-            f"({this}.input_metadata is look{at} or {this}.input_metadata == look{at})"
-        )
-        if isinstance(node, AccumulateGrad):
-            require(f"not {this}.variable._post_accumulate_hooks")
-        if not targets:
-            require(f"not {this}.next_edges")
+        if not targets and isinstance(walked.nodes[at], AccumulateGrad):
             continue
-        require(f"len({this}.next_edges) == {len(targets)}")
-        lines.append(f"    {', '.join(f'e{k}' for k in range(len(targets)))}, = {this}.next_edges")
-        for number, target in enumerate(targets):
+        found = []
+        for nr, target in enumerate(targets):
             if target is None:
-                require(f"e{number} is None")
+                nothing.append(f"e{at}_{nr}")
+                found.append(nothing[-1])
                 continue
             index, input_nr = target
-            require(f"e{number} is not None and e{number}[1] == {input_nr}")
-            if index in seen:
-                require(f"e{number}[0] is n{index}")
-            else:
-                seen.add(index)
-                lines.append(f"    n{index} = e{number}[0]")
-    every = [f"n{at}" for at in range(len(nodes))]
-    require(f"len({{{', '.join(every)}}}) == {len(nodes)}")
-    numbers = [f"n{at}.sequence_nr" for at in by_sequence]
-    rises = [
-        "<" if nodes[low].sequence_nr < nodes[high].sequence_nr else "=="
-        for low, high in pairwise(by_sequence)
-    ]
-    if rises:
-        chain = " ".join(
-            f"{rise} {number}" for rise, number in zip(rises, numbers[1:], strict=True)
-        )
-        require(f"{numbers[0]} {chain}")
-    lines.append(f"    return [{', '.join(every)}]")
-    return "\n".join(lines) + "\n", known
+            name = f"n{index}" if index not in names else f"n{index}_{at}_{nr}"
+            if index in names:
+                again.append(f"{name} is n{index}")
+            names[index] = f"n{index}"
+            inputs.append(f"i{at}_{nr}")
+            numbers.append(input_nr)
+            found.append(f"({name}, {inputs[-1]})")
+        lines.append(f"        [{', '.join(found)}] = n{at}.next_edges")
+    checks = [f"[{', '.join(inputs)}] == {numbers}", *again, *[f"{one} is None" for one in nothing]]
+    every = ", ".join([f"n{at}" for at in range(len(walked.nodes))])
+    return "\n".join(
+        [
+            "def find(n0, root_nr):",
+            "    try:",
+            *lines,
+            "    except (TypeError, ValueError):  # no edge, or another number of them",
+            "        return None",
+            f"    return [{every}] if {' and '.join(checks)} else None",
+            "",
+        ]
+    )
 
 
 def _by_node(edges: Sequence[int]) -> list[tuple[int, list[tuple[int, int] | None]]]:
