@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 #: How the names of such files begin.
-WRITTEN = ("<call ", "<record ", "<backward ", "<guard of ", "<compiled ")
+WRITTEN = ("<call ", "<record ", "<backward ", "<rule ", "<guard of ", "<compiled ")
 
 
 def compiled(name: str, source: str, known: dict[str, Any], place: str) -> Any:

@@ -20,6 +20,7 @@ from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.running.validate_outputs import add_notes
 from mpgrad.base.generated_code import compiled, forget
 from mpgrad.engine.graph_source import GraphSource, expected_of
+from mpgrad.engine.node_rules import shared_rules
 
 #: Nodes of a graph that is compiled at most: source takes memory and time for each of them.
 NODES_MAX = 1000
@@ -93,12 +94,16 @@ class Compiled:
     """
 
     def __init__(self, frozen: FrozenGraph) -> None:
-        source = GraphSource(frozen)
-        self.source = "\n".join(source.lines) + "\n"
+        shared = shared_rules(frozen)
+        source = GraphSource(frozen, shared)
+        text = "\n".join(source.lines) + "\n"
+        rules = {rule.source: None for rule in shared if rule is not None}
+        #: For people to read: with the functions that it calls.
+        self.source = "".join([*rules, text])
         #: For each line of it the Node that it belongs to.
         self._node_at = source.nodes
         place = f"backward {id(self):#x} of {frozen.nodes[0].name()}"
-        self._backward = compiled("backward", self.source, source.known, place)
+        self._backward = compiled("backward", text, source.known, place)
         weakref.finalize(self, forget, place)
 
     def run(self, frozen: FrozenGraph, times: list[float] | None) -> list[Any] | None:

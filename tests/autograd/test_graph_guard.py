@@ -9,23 +9,26 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing.costs import estimate
-from mpgrad.autograd.freezing.freeze import freeze
-from mpgrad.autograd.freezing.recurring_graphs import Guard, kinds_of, sequence_of, walk
+from mpgrad.autograd.freezing.recurring_graphs import (
+    guard_source,
+    kinds_of,
+    sequence_of,
+    walk,
+)
+from mpgrad.base.generated_code import compiled
 from mpgrad.tensors.tensor import gradient_edge
 from tests.random_programs import random_program
 
 
-def guard_of(tensor: mg.Tensor) -> Guard:
-    root = gradient_edge(tensor)
-    known = freeze([root], [None], keep_graph=True, cost=estimate).remembered
-    assert known is not None
-    return Guard(walk([root]), 0, known)
+def guard_of(tensor: mg.Tensor) -> Callable[..., Any]:
+    walked = walk([gradient_edge(tensor)])
+    source, known = guard_source(walked, 0, sequence_of(walked.nodes)[0])
+    return compiled("guard", source, known, "guard")
 
 
-def recognised(guard: Guard, tensor: mg.Tensor) -> bool:
+def recognised(guard: Callable[..., Any], tensor: mg.Tensor) -> bool:
     root = gradient_edge(tensor)
-    nodes = guard.nodes(root)
+    nodes = guard(*root)
     assert nodes is None or nodes == walk([root]).nodes
     return nodes is not None
 

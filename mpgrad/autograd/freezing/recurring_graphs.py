@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
@@ -269,8 +269,8 @@ def _rises(nodes: list[Node], order: list[int]) -> list[bool] | None:
 
 # ---------------------------------------------------------------------- recognition without a walk
 
-# A guard finds the Nodes of one graph, with a single root and all leaves wanted, in straight-line
-# source: a walk would look up each of them. The graph is walked only if its guard fails.
+# A guard is straight-line source that does for one graph, with a single root and all leaves wanted,
+# what a walk, a hash and comparisons do for any. The graph is walked only if its guard fails.
 
 #: The maximum number of Nodes of a graph with a guard.
 GUARDED_NODES_MAX = 1000
@@ -278,89 +278,116 @@ GUARDED_NODES_MAX = 1000
 #: The number of roots whose last graph is kept: one per kind of Node.
 ROOTS_MAX = 64
 
-
-class Guard:
-    """Recognises one graph.
-
-    Args:
-        walked: the graph.
-        root_nr: the input of its first Node that the seed flows into.
-        known: its record.
-    """
-
-    def __init__(self, walked: Walk, root_nr: int, known: Remembered) -> None:
-        self._kinds, self.known = kinds_of(walked.nodes), known
-        place = f"guard of {walked.nodes[0].name()}"
-        self._find = compiled("find", _source(walked, root_nr), {}, place)
-
-    def nodes(self, root: Edge) -> list[Node] | None:
-        """The Nodes behind ``root`` in the order of the walk; None if this is another graph."""
-        nodes: list[Node] | None = self._find(*root)
-        if nodes is None or kinds_of(nodes) != self._kinds or len(set(nodes)) < len(nodes):
-            return None
-        return nodes if is_plain(nodes) and self.known.is_like(nodes) else None
+#: ``guard(root, input number)`` returns the Nodes in the order of the walk, or None.
+Guard = Callable[[Node, int], list[Node] | None]
 
 
 class Guards:
     """The recently recognised graphs, by the kind of their root. Thread-safe."""
 
     def __init__(self) -> None:
-        self._by_root: dict[type[Node], Guard] = {}
+        self._by_root: dict[type[Node], tuple[Guard, Remembered]] = {}
 
     def find(self, root: Edge) -> tuple[list[Node], Remembered] | None:
         """The Nodes of a graph like an earlier one, and its record; None if there is none."""
-        guard = self._by_root.get(type(root[0]))
-        if guard is None:
+        found = self._by_root.get(type(root[0]))
+        if found is None:
             return None
-        nodes = guard.nodes(root)
-        return None if nodes is None else (nodes, guard.known)
+        nodes = found[0](*root)
+        return None if nodes is None else (nodes, found[1])
 
     def add(self, walked: Walk, root: Edge, known: Remembered) -> None:
         """Recognise graphs like this one from now on."""
         if len(walked.nodes) > GUARDED_NODES_MAX:
             return
+        node, input_nr = root
+        source = guard_source(walked, input_nr, known.template.by_sequence)
+        guard = compiled("guard", *source, f"guard of {node.name()}")
         if len(self._by_root) >= ROOTS_MAX:
             self._by_root.clear()
-        self._by_root[type(root[0])] = Guard(walked, root[1], known)
+        self._by_root[type(node)] = guard, known
 
 
-def _source(walked: Walk, root_nr: int) -> str:
-    """``def find(n0, root_nr)``: the Nodes of a graph with these edges, or None."""
-    lines, names = list[str](), {0: "n0"}
-    # Edges that are missing, Nodes that were found before, and the inputs that the edges lead to.
-    nothing, again, inputs = list[str](), list[str](), ["root_nr"]
-    numbers = [root_nr]
+def guard_source(
+    walked: Walk, root_nr: int, by_sequence: Sequence[int]
+) -> tuple[str, dict[str, Any]]:
+    """``def guard(n0, root_nr)``, and the values of its free names.
+
+    A Node has one line, which finds the Nodes behind it; what must be true of all is compared at
+    the end: that takes a quarter of the time to compile.
+
+    Args:
+        walked: the graph.
+        root_nr: the input of its first Node that the seed flows into.
+        by_sequence: its Nodes from the lowest sequence number to the highest.
+    """
+    nodes, every = walked.nodes, [f"n{at}" for at in range(len(walked.nodes))]
+    is_leaf = [isinstance(node, AccumulateGrad) for node in nodes]
+    leaves = [at for at in range(len(nodes)) if is_leaf[at]]
+    # The sequence numbers of leaves are always the same, and the highest.
+    others = [at for at in by_sequence if not is_leaf[at]]
+    lines, found, inputs, same = _finding(walked)
+    # Nodes of these kinds have the attributes that are read after them.
+    compared: dict[str, tuple[list[str], list[Any]]] = {
+        "inputs": (["root_nr", *found], [root_nr, *inputs]),
+        "looks": ([f"{one}.input_metadata" for one in every], [n.input_metadata for n in nodes]),
+        "hooks": ([f"{one}.hooks" for one in every], [None] * len(nodes)),
+        "packed": ([f"n{at}.has_packed" for at in others], [False] * len(others)),
+    }
+    after = [f"n{at}.variable._post_accumulate_hooks" for at in leaves]
+    conditions = [
+        "list(map(type, nodes)) == kinds",
+        f"len(set(nodes)) == {len(nodes)}",
+        *[f"[{', '.join(names)}] == {what}" for what, (names, _) in compared.items()],
+        *same,
+        f"not any([{', '.join(after)}])",
+        "sorted(numbers) == numbers",
+        "list(map(lt, numbers, numbers[1:])) == rises",
+    ]
+    source = [
+        "def guard(n0, root_nr):",
+        "    try:",
+        *lines,
+        "    except (TypeError, ValueError):  # no edge, or another number of them",
+        "        return None",
+        f"    nodes = [{', '.join(every)}]",
+        *[f"    if not ({condition}): return None" for condition in conditions[:-2]],
+        f"    numbers = [{', '.join([f'n{at}.sequence_nr' for at in others])}]",
+        *[f"    if not ({condition}): return None" for condition in conditions[-2:]],
+        "    return nodes",
+        "",
+    ]
+    known: dict[str, Any] = {what: values for what, (_, values) in compared.items()}
+    known.update(kinds=list(map(type, nodes)), rises=_rises(nodes, others), lt=operator.lt)
+    return "\n".join(source), known
+
+
+def _finding(walked: Walk) -> tuple[list[str], list[str], list[int], list[str]]:
+    """The lines that find the Nodes; the names of the inputs that edges lead to, and these inputs;
+    and which names must stand for the same."""
+    lines, names, inputs, same = list[str](), list[str](), list[int](), list[str]()
+    seen = {0}
     for at, targets in _by_node(walked.edges):
         if not targets and isinstance(walked.nodes[at], AccumulateGrad):
             continue
         found = []
         for nr, target in enumerate(targets):
+            this = f"{at}_{nr}"
             if target is None:
-                nothing.append(f"e{at}_{nr}")
-                found.append(nothing[-1])
+                found.append(f"e{this}")
+                same.append(f"e{this} is None")
                 continue
             index, input_nr = target
-            name = f"n{index}" if index not in names else f"n{index}_{at}_{nr}"
-            if index in names:
-                again.append(f"{name} is n{index}")
-            names[index] = f"n{index}"
-            inputs.append(f"i{at}_{nr}")
-            numbers.append(input_nr)
-            found.append(f"({name}, {inputs[-1]})")
+            name = f"n{index}"
+            if index in seen:
+                name = f"n{this}"
+                same.append(f"{name} is n{index}")
+            seen.add(index)
+            names.append(f"i{this}")
+            inputs.append(input_nr)
+            found.append(f"({name}, i{this})")
         lines.append(f"        [{', '.join(found)}] = n{at}.next_edges")
-    checks = [f"[{', '.join(inputs)}] == {numbers}", *again, *[f"{one} is None" for one in nothing]]
-    every = ", ".join([f"n{at}" for at in range(len(walked.nodes))])
-    return "\n".join(
-        [
-            "def find(n0, root_nr):",
-            "    try:",
-            *lines,
-            "    except (TypeError, ValueError):  # no edge, or another number of them",
-            "        return None",
-            f"    return [{every}] if {' and '.join(checks)} else None",
-            "",
-        ]
-    )
+    return lines, names, inputs, same
 
 
 def _by_node(edges: Sequence[int]) -> list[tuple[int, list[tuple[int, int] | None]]]:
