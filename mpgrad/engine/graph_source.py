@@ -16,6 +16,7 @@ from mpgrad.backends.column_parts import count_parts
 from mpgrad.base.generated_code import listed
 from mpgrad.dispatch.operator_call import cpu
 from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.engine.called_by_source import added, checked, undefined
 from mpgrad.engine.lowered_formulas import LoweredFormulas
 from mpgrad.graph.node import InputMetadata
 from mpgrad.graph.registry import RESULTS
@@ -61,13 +62,13 @@ class GraphSource:
         self.lines: list[str] = []
         self.nodes: list[int] = []
         self.known: dict[str, Any] = {
-            "added": _added,
+            "added": added,
             "asarray": np.asarray,
-            "checked": _checked,
+            "checked": checked,
             "clock": perf_counter,
             "ndarray": np.ndarray,
             "require_number": require_number,
-            "undefined": _undefined,
+            "undefined": undefined,
             "run_user_code": run_user_code,
             "validated": validate_output,
             "xp": cpu,
@@ -395,39 +396,6 @@ class GraphSource:
         name = meta.dtype.name if meta.dtype.isnative else f"swapped_{meta.dtype.name}"
         self.known[name] = meta.dtype
         return name
-
-
-def _checked(
-    name: str, found: Sequence[Any], forms: Sequence[InputMetadata | None], xp: Any
-) -> list[Any]:
-    """The results of a Node with many inputs, as its consumers expect them."""
-    return [
-        grad
-        if grad is None
-        or meta is None
-        or (
-            type(grad) is np.ndarray
-            and grad.shape == meta.shape
-            and grad.dtype is meta.dtype
-            and grad.flags.c_contiguous
-        )
-        else validate_output(name, nr, grad, meta, xp)
-        for nr, (grad, meta) in enumerate(zip(found, forms, strict=True))
-    ]
-
-
-def _undefined(count: int, times: list[float] | None) -> Any:
-    """The results of a Node that does not run, because nothing flows into it."""
-    if times is not None:
-        times += perf_counter(), perf_counter()
-    return None if count == 1 else (None,) * count
-
-
-def _added(first: Any, second: Any) -> Any:
-    """The sum of two gradients that may be undefined."""
-    if first is None or second is None:
-        return second if first is None else first
-    return np.asarray(first + second)
 
 
 def _sources(node: OperatorNode) -> Sequence[Any]:

@@ -512,8 +512,8 @@ def test_explain_shows_the_source(engine: mg.Engine) -> None:
     x = leaf(3)
     found = engine.explain((x * 2.0).exp().sum(), source=True)
     assert ".saved  # raises" in str(found)
-    assert "t3 = saved['result'].array(n1)" in str(found)
-    assert "t4 = multiply(t2, t3)" in str(found)
+    assert "= saved['result'].array(n" in str(found)
+    assert "= multiply(" in str(found)
     assert engine.explain((x * 2.0).exp().sum()).source is None
     found = engine.explain(_Scale.apply(x, 2.0).sum(), source=True)
     assert "found = run_user_code(n1, xp, grads, (True, False))" in str(found)
