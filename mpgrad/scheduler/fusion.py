@@ -158,10 +158,9 @@ class Grouping:
     def _is_rest(self, index: int) -> bool:
         """Whether it is a sink, or feeds sinks alone with formulas of its own."""
         node, nodes = self._spec.nodes[index], self._spec.nodes
-        targets = [target for target in node.edges if target is not None]
-        if not (node.is_splittable and targets):
+        if not (node.is_splittable and any(node.edges)):
             return node.is_sink
-        return all(nodes[target[0]].is_sink for target in targets)
+        return all([nodes[target[0]].is_sink for target in node.edges if target is not None])
 
     def _branches(self) -> list[float]:
         """For each node the cost of the branch that begins there, to its next fork or join.
@@ -174,7 +173,10 @@ class Grouping:
         dearest_us, owned_us = branch_us.copy(), branch_us.copy()
         lone = self._lone_producers()
         for index in reversed(self._spec.order):
-            behind = {t[0]: None for t in nodes[index].edges if t is not None}
+            edges = nodes[index].edges
+            if not edges:
+                continue
+            behind = {t[0]: None for t in edges if t is not None}
             if len(behind) > 1:
                 behind = {link: None for link in behind if link not in self._rest}
             own = [link for link in behind if lone[link] == index]
@@ -204,17 +206,18 @@ class Grouping:
 
     def home_for(self, index: int) -> int:
         """The group that node ``index`` joins, or -1."""
-        node = self._spec.nodes[index]
+        node, producers = self._spec.nodes[index], self.producers[index]
         if index in self._seeded or index in self.second:
             return -1
-        home = max([self.group_of[producer] for producer in self.producers[index]])
-        if not all(self._is_there(producer, home) for producer in self.producers[index]):
-            return -1
+        home = max([self.group_of[producer] for producer in producers])
+        for producer in producers:
+            if self.group_of[producer] != home and not self._is_there(producer, home):
+                return -1
         if node.is_sink:
             return home
         if not self._may_share(home, node):
             return -1
-        nothing_waits = self._is_only_one(index, home)
+        nothing_waits = self._is_only_one(index, home, self._edges_within(index, home))
         if nothing_waits or (index in self._goes_on and node.cost_us >= self.message_us):
             is_spine = node.passes or self._passes[home]
             limit_us = tuning.TASK_MAX_US if is_spine else self.chain_limit_us[node.device]
@@ -229,22 +232,24 @@ class Grouping:
         joined_us = self._joined_us[home] + self._branch_us[index]
         return home if joined_us <= self._worth_us else -1
 
-    def _is_only_one(self, index: int, home: int) -> bool:
-        """Whether nothing else that group ``home`` feeds could run beside node ``index``.
+    def _is_only_one(self, index: int, home: int, within: int) -> bool:
+        """Whether nothing else that group ``home`` feeds, by ``within`` edges, could run beside node
+        ``index``.
 
         What is in ``_rest`` runs beside it anyway, like second halves.
         """
         beside = 0 if index in self._rest else self._at_rest[home]
-        return self._waiting[home] - beside == self._edges_within(index, home)
+        return self._waiting[home] - beside == within
 
     def _edges_within(self, index: int, home: int) -> int:
-        return sum([self.group_of[producer] == home for producer in self.producers[index]])
+        producers = self.producers[index]
+        if len(producers) == 1:
+            return int(self.group_of[producers[0]] == home)
+        return sum([self.group_of[producer] == home for producer in producers])
 
     def _is_there(self, producer: int, home: int) -> bool:
-        """Whether ``home`` has what ``producer`` gives, or could not begin without it."""
+        """Whether group ``home`` could not begin without what ``producer``, of another one, gives."""
         other = self.group_of[producer]
-        if other == home:
-            return True
         node = self._spec.nodes[producer]
         if node.parts is not None or not node.is_for_cpu:
             return False
@@ -277,7 +282,7 @@ class Grouping:
         elif not node.is_sink:
             feeds, within = self.producers[index], self._edges_within(index, home)
             beside_us = sum([self._beside_us[feed] for feed in feeds])
-            if self._is_only_one(index, home):
+            if self._is_only_one(index, home, within):
                 # What ran beside the chain was needed for this node: no other could have run.
                 self._tip[home] = index
                 self._joined_us[home] = max(self._joined_us[home] - beside_us, 0.0)
@@ -295,9 +300,11 @@ class Grouping:
         self.groups[home].append(index)
         self.group_of[index] = home
         for target in node.edges:
-            if target is not None and not self._spec.nodes[target[0]].is_sink:
-                self._missing[target[0]] -= 1
-                if not self._missing[target[0]]:
-                    for producer in self.producers[target[0]]:
-                        self._waiting[self.group_of[producer]] += 1
-                        self._at_rest[self.group_of[producer]] += target[0] in self._rest
+            if target is None or self._spec.nodes[target[0]].is_sink:
+                continue
+            link = target[0]
+            self._missing[link] -= 1
+            if not self._missing[link]:
+                for producer in self.producers[link]:
+                    self._waiting[self.group_of[producer]] += 1
+                    self._at_rest[self.group_of[producer]] += link in self._rest

@@ -33,7 +33,8 @@ def split_above_us(message_us: float) -> float:
 def split(
     spec: GraphSpec, *, sharers: int = 1, message_us: float = tuning.MESSAGE_US
 ) -> tuple[GraphSpec, tuple[int, ...]]:
-    """``spec`` with its expensive Nodes divided, and the original Node of each of its Nodes.
+    """``spec`` with its expensive Nodes divided, and the original Node of each of its Nodes (empty:
+    no Node is divided).
 
     Nodes keep their numbers; the new ones follow at the end.
 
@@ -44,17 +45,25 @@ def split(
     """
     nodes, origin = list(spec.nodes), list(range(len(spec.nodes)))
     lone = _lone_targets(spec) if sharers > 1 else frozenset()
+    above_us, piece_us = split_above_us(message_us), tuning.worth_us(message_us)
+    least_us = min(above_us / 2, piece_us)
     for index, node in enumerate(spec.nodes):
+        if node.cost_us < least_us:
+            continue
         is_rest = [target is not None and spec.nodes[target[0]].is_sink for target in node.edges]
         divided = [node]
-        if _is_worth_it(node, is_rest, split_above_us(message_us)):
+        if _is_worth_it(node, is_rest, above_us):
             divided = [_half(node, is_rest, False), _half(node, is_rest, True)]
         if _can_be_cut(divided[0], lone):
-            divided[:1] = _cut(divided[0], sharers, tuning.worth_us(message_us))
+            divided[:1] = _cut(divided[0], sharers, piece_us)
+        if len(divided) == 1:
+            continue
         others = range(len(nodes), len(nodes) + len(divided) - 1)
         nodes[index] = divided[0]._replace(passes=tuple(others))
         nodes += divided[1:]
         origin += [index] * len(others)
+    if len(nodes) == len(spec.nodes):
+        return spec, ()
     behind = {index: nodes[index].passes for index in spec.order}
     order = [divided for index in spec.order for divided in (index, *behind[index])]
     return spec._replace(nodes=tuple(nodes), order=tuple(order)), tuple(origin)

@@ -137,34 +137,31 @@ class SumPlaces:
         return len(self.outputs[group]) - 1
 
     def _wire(self, node: int, captures: list[tuple[int, int]]) -> None:
-        group = self._group_of[node]
-        captured = tuple(
+        group, spec, group_of = self._group_of[node], self._spec.nodes[node], self._group_of
+        captured = [
             (input_nr, self._leaves(group, (node, input_nr), (CAPTURE, number, 0)))
             for input_nr, number in captures
-        )
-        captured += tuple(
-            (input_nr, self._leaves(group, target, self._contribution(target)))
-            for other in self._spec.nodes[node].passes
-            for input_nr in range(len(self._spec.nodes[node].input_nbytes))
-            for target in ((other, input_nr),)
-        )
-        spec = self._spec.nodes[node]
+        ]
+        for other in spec.passes:
+            for input_nr in range(len(spec.input_nbytes)):
+                target = other, input_nr
+                captured.append((input_nr, self._leaves(group, target, self._contribution(target))))
         routes: list[InnerTarget | int | None] = []
-        for target in spec.edges:
-            if target is None:
+        for edge in spec.edges:
+            if edge is None:
                 routes.append(None)
-            elif target[0] in self._bypassed:
-                routes.append(self._leaves(group, target, (CAPTURE, self._bypassed[target[0]], 0)))
+            elif edge[0] in self._bypassed:
+                routes.append(self._leaves(group, edge, (CAPTURE, self._bypassed[edge[0]], 0)))
             elif spec.parts is not None:
-                where = self._contribution(target)
+                where = self._contribution(edge)
                 self.joins[where[0]].add((where[1], len(spec.part_nbytes)))
                 nbytes = sum(spec.part_nbytes[slice(*spec.parts)])
-                routes.append(self._leaves(group, target, where, nbytes))
-            elif self._group_of[target[0]] == group:
-                routes.append(InnerTarget(self._member[target[0]], target[1]))
+                routes.append(self._leaves(group, edge, where, nbytes))
+            elif group_of[edge[0]] == group:
+                routes.append(InnerTarget(self._member[edge[0]], edge[1]))
             else:
-                routes.append(self._leaves(group, target, self._contribution(target)))
-        self.members[group].append(Member(node, tuple(routes), captured, parts=spec.parts))
+                routes.append(self._leaves(group, edge, self._contribution(edge)))
+        self.members[group].append(Member(node, tuple(routes), tuple(captured), parts=spec.parts))
 
 
 # ---------------------------------------------------------------------- wide sums
