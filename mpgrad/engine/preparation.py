@@ -80,6 +80,9 @@ class Preparation:
         workers, gpus = self._options.cpu_workers, self._options.gpus
         # Not where the user asked for worker processes, which protect the program.
         takes_part = self._options.mode == "auto"
+        #: What a Node counts as at least, where costs are compared. In a worker it takes so long
+        #: around its rule. ``auto`` compares the work with that in this process.
+        self._least_us = 0.0 if takes_part else tuning.CALL_US
         self.message_us = message_us
         self._make_plan: MakePlan = collector_held()(
             partial(
@@ -93,7 +96,7 @@ class Preparation:
         #: All that a plan depends on beside the graph.
         self._plans_for = workers, gpus, takes_part, message_us
         #: Plans of graphs that cannot be recognised before their tables are made.
-        self._others = PlanCache(self._make_plan)
+        self._others = PlanCache(self._make_plan, self._least_us)
 
     def here(self, frozen: FrozenGraph) -> Ready | None:
         """What :meth:`ready` gave for these tables, if that was ``local``."""
@@ -218,7 +221,7 @@ class Preparation:
                 return PreparedGraph(spec, self._others.plan(spec))
             graph: PreparedGraph | None = known.prepared.get(self._plans_for)
             if graph is None or not graph.serves(spec):
-                graph = PreparedGraph(spec, self._make_plan(spec))
+                graph = PreparedGraph(spec, self._make_plan(spec), self._least_us)
                 known.keep_prepared(self._plans_for, graph)
             return graph
 
@@ -246,10 +249,11 @@ class PreparedGraph:
     Args:
         spec: the tables.
         plan: the plan of these tables.
+        least_us: what a Node counts as at least, where costs are compared.
     """
 
-    def __init__(self, spec: GraphSpec, plan: Plan) -> None:
-        self.spec, self.plan = spec, plan
+    def __init__(self, spec: GraphSpec, plan: Plan, least_us: float = 0.0) -> None:
+        self.spec, self.plan, self._least_us = spec, plan, least_us
         self.shapes = shapes_of(spec)
         #: Shared by all graphs of this structure; set on first use.
         self.experience: Experience | None = None
@@ -258,7 +262,7 @@ class PreparedGraph:
         self._ahead: OwnTask | None = None
         self._callers: OwnTask | None = None
         self._uses = 0
-        self._planned_for = costs_of(spec)
+        self._planned_for = costs_of(spec, least_us)
 
     def serves(self, spec: GraphSpec) -> bool:
         """Whether the plan is still good for ``spec``, the same graph with perhaps other costs.
@@ -267,9 +271,8 @@ class PreparedGraph:
         never wrong.
         """
         if spec is not self.spec:
-            if structure(spec) != structure(self.spec) or not are_near(
-                costs_of(spec), self._planned_for
-            ):
+            costs = costs_of(spec, self._least_us)
+            if structure(spec) != structure(self.spec) or not are_near(costs, self._planned_for):
                 return False
             self.spec = spec
         return True

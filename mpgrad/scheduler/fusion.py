@@ -160,7 +160,7 @@ class Grouping:
         node, nodes = self._spec.nodes[index], self._spec.nodes
         if not (node.is_splittable and any(node.edges)):
             return node.is_sink
-        return all([nodes[target[0]].is_sink for target in node.edges if target is not None])
+        return all(nodes[target[0]].is_sink for target in node.edges if target is not None)
 
     def _branches(self) -> list[float]:
         """For each node the cost of the branch that begins there, to its next fork or join.
@@ -233,10 +233,10 @@ class Grouping:
         return home if joined_us <= self._worth_us else -1
 
     def _is_only_one(self, index: int, home: int, within: int) -> bool:
-        """Whether nothing else that group ``home`` feeds, by ``within`` edges, could run beside node
-        ``index``.
+        """Whether nothing else that group ``home`` feeds could run beside node ``index``.
 
-        What is in ``_rest`` runs beside it anyway, like second halves.
+        It feeds that by ``within`` edges. What is in ``_rest`` runs beside it anyway, like second
+        halves.
         """
         beside = 0 if index in self._rest else self._at_rest[home]
         return self._waiting[home] - beside == within
@@ -248,7 +248,7 @@ class Grouping:
         return sum([self.group_of[producer] == home for producer in producers])
 
     def _is_there(self, producer: int, home: int) -> bool:
-        """Whether group ``home`` could not begin without what ``producer``, of another one, gives."""
+        """Whether group ``home`` could not begin without what ``producer`` of another one gives."""
         other = self.group_of[producer]
         node = self._spec.nodes[producer]
         if node.parts is not None or not node.is_for_cpu:

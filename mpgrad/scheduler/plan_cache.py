@@ -33,17 +33,18 @@ class PlanCache:
 
     Args:
         make_plan: the function that makes a plan.
+        least_us: what a Node counts as at least, where costs are compared.
     """
 
-    def __init__(self, make_plan: MakePlan) -> None:
-        self._make_plan = make_plan
+    def __init__(self, make_plan: MakePlan, least_us: float = 0.0) -> None:
+        self._make_plan, self._least_us = make_plan, least_us
         self._plans: OrderedDict[Any, tuple[list[float], Plan]] = OrderedDict()
 
     def plan(self, spec: GraphSpec) -> Plan:
         """The plan of ``spec``: a cached one or a new one."""
         key = structure(spec)
         found = self._plans.get(key)
-        costs = costs_of(spec)
+        costs = costs_of(spec, self._least_us)
         if found is None or not are_near(costs, found[0]):
             found = self._plans[key] = (costs, self._make_plan(spec))
             if len(self._plans) > PLANS_MAX:
@@ -81,12 +82,11 @@ def structure(spec: GraphSpec) -> Any:
     return nodes, spec.seeds, spec.captures, spec.order
 
 
-def costs_of(spec: GraphSpec) -> list[float]:
-    """The costs of each Node, in both of its halves."""
-    seconds = [node.cost_us * node.second_half_share for node in spec.nodes]
-    return [
-        node.cost_us - second for node, second in zip(spec.nodes, seconds, strict=True)
-    ] + seconds
+def costs_of(spec: GraphSpec, least_us: float = 0.0) -> list[float]:
+    """The costs of each Node that runs, at least ``least_us``, in both of its halves."""
+    costs = [node.cost_us and max(node.cost_us, least_us) for node in spec.nodes]
+    seconds = [cost * node.second_half_share for cost, node in zip(costs, spec.nodes, strict=True)]
+    return [cost - second for cost, second in zip(costs, seconds, strict=True)] + seconds
 
 
 def are_near(now_us: list[float], then_us: list[float]) -> bool:

@@ -50,9 +50,9 @@ def _one(_: Node) -> float:
     return 1.0
 
 
-def preparation(cpu_workers: int = 2) -> Preparation:
+def preparation(cpu_workers: int = 2, mode: str = "process") -> Preparation:
     return Preparation(
-        EngineOptions.checked("process", cpu_workers, "none", None, 1, "worker", None, None)
+        EngineOptions.checked(mode, cpu_workers, "none", None, 1, "worker", None, None)
     )
 
 
@@ -105,6 +105,16 @@ def test_a_plan_serves_until_costs_have_changed_in_earnest() -> None:
     assert planned(1.1) is first
     assert planned(10.0) is not first
     assert planned(10.0) is planned(11.0)
+
+
+@pytest.mark.parametrize("mode", ["process", "auto"])
+def test_rules_that_take_less_than_what_surrounds_them_are_not_planned_anew(mode: str) -> None:
+    made, graph = preparation(mode=mode), frozen()
+    first = made.plan_of(graph)
+    for factor in (0.2, 4.0):
+        nodes = [node._replace(cost_us=factor * node.cost_us) for node in graph.spec.nodes]
+        spec = graph.spec._replace(nodes=tuple(nodes))
+        assert (made.plan_of(graph._replace(spec=spec)) is first) == (mode == "process")
 
 
 def test_programs_are_those_of_the_graph() -> None:
