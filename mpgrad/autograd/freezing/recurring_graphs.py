@@ -335,15 +335,17 @@ def guard_source(
         "packed": ([f"n{at}.has_packed" for at in others], [False] * len(others)),
     }
     after = [f"n{at}.variable._post_accumulate_hooks" for at in leaves]
+    rises = _rises(nodes, others) or []
     conditions = [
         "list(map(type, nodes)) == kinds",
         f"len(set(nodes)) == {len(nodes)}",
         *[f"[{', '.join(names)}] == {what}" for what, (names, _) in compared.items()],
         *same,
         f"not any([{', '.join(after)}])",
-        "sorted(numbers) == numbers",
-        "list(map(lt, numbers, numbers[1:])) == rises",
     ]
+    ordered = "list(map(lt, numbers, numbers[1:])) == rises"
+    if not all(rises):
+        ordered += " and sorted(numbers) == numbers"
     source = [
         "def guard(n0, root_nr):",
         "    try:",
@@ -351,14 +353,13 @@ def guard_source(
         "    except (TypeError, ValueError):  # no edge, or another number of them",
         "        return None",
         f"    nodes = [{', '.join(every)}]",
-        *[f"    if not ({condition}): return None" for condition in conditions[:-2]],
+        *[f"    if not ({condition}): return None" for condition in conditions],
         f"    numbers = [{', '.join([f'n{at}.sequence_nr' for at in others])}]",
-        *[f"    if not ({condition}): return None" for condition in conditions[-2:]],
-        "    return nodes",
+        f"    return nodes if {ordered} else None",
         "",
     ]
     known: dict[str, Any] = {what: values for what, (_, values) in compared.items()}
-    known.update(kinds=list(map(type, nodes)), rises=_rises(nodes, others), lt=operator.lt)
+    known.update(kinds=list(map(type, nodes)), rises=rises, lt=operator.lt)
     return "\n".join(source), known
 
 
