@@ -12,6 +12,7 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
@@ -96,12 +97,13 @@ def _rule(form: Any, frozen: FrozenGraph, at: int) -> Rule:
 
 
 def _shared_rule(form: Any, frozen: FrozenGraph, at: int) -> SharedRule | None:
-    if form not in _shared:
-        if len(_shared) >= FORMS_MAX:
-            _shared.clear()
-        source = _NodeSource(_graph_of_one(frozen, at))  # type: ignore[arg-type]
-        _shared[form] = source.rule(frozen.spec.nodes[at]) if source.computed else None
-    return _shared[form]
+    with suppress(KeyError):  # another thread may clear them at any time
+        return _shared[form]
+    if len(_shared) >= FORMS_MAX:
+        _shared.clear()
+    source = _NodeSource(_graph_of_one(frozen, at))  # type: ignore[arg-type]
+    rule = _shared[form] = source.rule(frozen.spec.nodes[at]) if source.computed else None
+    return rule
 
 
 def _forget_all() -> None:

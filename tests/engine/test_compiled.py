@@ -573,6 +573,20 @@ def test_nodes_that_save_different_shapes_share_no_function(ran: list[compiled.C
     assert ran
 
 
+def test_not_more_functions_are_kept_than_allowed(
+    monkeypatch: pytest.MonkeyPatch, ran: list[compiled.Compiled]
+) -> None:
+    monkeypatch.setattr(node_rules, "_shared", {})
+    monkeypatch.setattr(node_rules, "FORMS_MAX", 4)
+    for length in range(2, 12):
+        for _ in range(STEPS):
+            x = leaf(length)
+            (x.exp() * x).sum().backward()
+            assert len(node_rules._shared) <= 4
+    assert ran
+    assert bool(node_rules._shared) == (node_rules.NODES_MIN == 1)
+
+
 def test_many_results_of_a_node_are_checked_in_a_loop(ran: list[compiled.Compiled]) -> None:
     for _ in range(STEPS):
         leaves = [leaf(3) for _ in range(20)]
