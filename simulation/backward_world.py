@@ -50,8 +50,9 @@ class _Host:
         self.threads: list[Turns] = []
         self.is_dead = False
         self.engine = TurningEngine(
-            rank, f"rank {rank}", self._tell, self.requests.append, self._begin_thread
-        )
+            rank, f"rank {rank}", self._tell, self.requests.append, self._begin_thread,
+            lambda is_there, _: is_there(),
+        )  # fmt: skip
 
     def _tell(self, to: int, message: Any, frames: Sequence[Any]) -> None:
         self.world.send(self.rank, to, encode_head(message), [bytes(f) for f in frames])

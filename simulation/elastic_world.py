@@ -144,7 +144,7 @@ class _Process:
         assert self.generation is not None
         table = GroupTable(0, tuple(range(self.world.ranks)))
         self.generation.member.start(table, operation)
-        yield operation.work._done.is_set
+        yield lambda: operation.work._is_over
         operation.work.wait()
 
     def _sync(self) -> Waiting:
@@ -192,7 +192,7 @@ class _Process:
         assert self.generation is not None
         member, work = self.generation.member, Work("end")
         member.doubt_end(work)
-        yield work._done.is_set
+        yield lambda: work._is_over
         self.world.asked += 1
         return member.has_ended
 

@@ -107,9 +107,9 @@ class HostWorld:
             operation, result = self._operation(planned, planned.table.ranks.index(rank))
             host.member.start(planned.table, operation)
             if self.random.random() < 0.7:  # else the next one begins at once
-                yield operation.work._done.is_set
+                yield operation.work.is_completed
             host.ends.append((planned, operation.work, result))
-        yield lambda: all(work._done.is_set() for _, work, _ in self.hosts[rank].ends)
+        yield lambda: all(work._is_over for _, work, _ in self.hosts[rank].ends)
         self.hosts[rank].member.leave()
         yield lambda: self.hosts[rank].member.membership.may_go
 

@@ -71,7 +71,7 @@ class SimulatedCarrier:
     def receive(self, timeout_ms: int | None) -> list[CarrierEvent]:
         raise NotImplementedError
 
-    def wake(self) -> None:
+    def fileno(self) -> int:
         raise NotImplementedError
 
     def close(self, patience_ms: int) -> None:

@@ -1,20 +1,24 @@
 """MemberThread: the thread of a process that belongs to a group: it waits for messages and time.
 
-The member, and the socket that it sends by, belong to one thread at a time: to whoever has the
-turn. That is this thread while it takes messages, and any other that finds it waiting.
+The member, and the carrier, belong to one thread at a time: to whoever has the turn. That is this
+thread while it takes messages, and any other that finds it waiting. A thread that waits for what a
+message brings takes the messages itself meanwhile, for one thread fewer has to wake up then.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
-from mpgrad.autograd.running.deferred_interrupts import interrupts_deferred
+from mpgrad.autograd.running.deferred_interrupts import Deferred, interrupts_deferred
 from mpgrad.distributed.generation import Generation
 from mpgrad.distributed.rendezvous import Meeting
+from mpgrad.wire.host_carrier import HostCarrier
 
 #: Seconds that a rank which leaves waits until the others have read its farewell, and with it all
 #: that it has sent before.
@@ -22,6 +26,8 @@ FAREWELL_S_MAX = 5.0
 #: Seconds after which the thread looks at the time, at the latest. A thread that gives the member a
 #: later deadline need not wake it.
 LOOK_S = 1.0
+#: Seconds of the longest sleep; one that is to last longer begins again.
+SLEEP_S_MAX = 1e6
 
 
 class MemberThread:
@@ -41,6 +47,13 @@ class MemberThread:
         self._turn = threading.Lock()
         self._sleeps_until = 0.0
         self._leaves_until: float | None = None
+        self._sleep = _Sleep(self._generation.carrier)
+        #: Held by the thread that receives instead of this one, and where that sleeps.
+        self._receiving = threading.Lock()
+        self._receivers_sleep = _Sleep(self._generation.carrier)
+        #: What threads wait for, and what tells them that it is there.
+        self._awaited: list[tuple[Callable[[], bool], Callable[[], None]]] = []
+        self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="mpgrad-group", daemon=True)
         self._thread.start()
 
@@ -54,7 +67,7 @@ class MemberThread:
             if self._generation.is_over:
                 raise RuntimeError("the process group has ended")
             self._requests.append(request)
-            self._generation.carrier.wake()
+            self._sleep.end()
 
     def do(self, request: Callable[[], None]) -> None:
         """Have ``request`` called, here and now if nobody has the turn; else as ``ask`` does.
@@ -72,10 +85,31 @@ class MemberThread:
                 if self._generation.is_over:
                     raise RuntimeError("the process group has ended")
                 request()
+                self._tell()
                 if self.member.next_deadline() < self._sleeps_until:
-                    self._generation.carrier.wake()
+                    self._sleep.end()
             finally:
                 self._turn.release()
+
+    def wait_until(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait for what a message brings, and receive here meanwhile if nobody else does.
+
+        Args:
+            is_there: becomes true by what somebody does who has the turn; any thread asks it.
+            timeout_s: how long at most; None: without an end.
+
+        Returns:
+            Whether it is there.
+        """
+        if is_there():
+            return True
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        with interrupts_deferred() as deferred:
+            if self._receiving.acquire(blocking=False):
+                self._receive_until(is_there, deadline, deferred)
+            if not is_there():
+                self._be_told(is_there, deadline, deferred)
+        return is_there()
 
     def leave(self) -> None:
         """Say farewell, wait until it was read, and end the thread."""
@@ -91,41 +125,132 @@ class MemberThread:
         self._leaves_until = time.monotonic() + FAREWELL_S_MAX
         self.member.leave()
 
+    # ------------------------------------------------------------------ threads that wait
+
+    def _receive_until(
+        self, is_there: Callable[[], bool], deadline: float, deferred: Deferred
+    ) -> None:
+        """Take all messages; the time is looked after by the other thread."""
+        awaited = is_there, self._receivers_sleep.end
+        try:
+            self._awaited.append(awaited)
+            self._sleep.watch(is_watched=False)
+            while not is_there() and not self._is_ending:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    break
+                with deferred.lifted():
+                    self._receivers_sleep.sleep(left_s)
+                with self._turn:
+                    try:
+                        self._take()
+                    except BaseException as error:
+                        self._fail(error)
+                        raise
+                    if len(self._awaited) > 1:
+                        self._tell()
+        finally:
+            self._awaited.remove(awaited)
+            self._sleep.watch(is_watched=True)
+            self._receiving.release()
+
+    def _be_told(self, is_there: Callable[[], bool], deadline: float, deferred: Deferred) -> None:
+        """Another thread receives; or nothing comes any more."""
+        told = threading.Event()
+        awaited = is_there, told.set
+        self._awaited.append(awaited)
+        try:
+            left_s = min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
+            if not is_there() and left_s > 0:
+                with deferred.lifted():
+                    told.wait(left_s)
+        finally:
+            self._awaited.remove(awaited)
+
+    def _tell(self) -> None:
+        """Tell those who wait for something that is there now; who calls this has the turn."""
+        for is_there, tell in tuple(self._awaited):
+            if is_there():
+                tell()
+
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
         try:
             with self._turn:
                 self._generation.begin()
-                timeout_ms = self._timeout_ms()
+                sleep_s = self._sleep_s()
             while not self._may_end():
-                events = self._generation.carrier.receive(timeout_ms)
+                self._sleep.sleep(sleep_s)
                 with self._turn:
-                    for event in events:
-                        self._generation.take(event)
+                    self._take()
                     while self._requests:
                         self._requests.popleft()()
                     self.member.expire(time.monotonic())
-                    timeout_ms = self._timeout_ms()
+                    self._tell()
+                    sleep_s = self._sleep_s()
         except BaseException as error:
-            text = f"the thread of the process group has failed: {error!r}"
-            self.member.fail(text)
+            self._fail(error)
             raise
         finally:
+            self._end()
+
+    def _take(self) -> None:
+        """Take all messages that are there; who calls this has the turn."""
+        for event in self._generation.carrier.receive(0):
+            self._generation.take(event)
+
+    def _fail(self, error: BaseException) -> None:
+        self.member.fail(f"the thread of the process group has failed: {error!r}")
+
+    def _end(self) -> None:
+        self._is_ending = True
+        self._receivers_sleep.end()
+        with self._receiving:  # nobody receives any more
             with self._turn, self._lock:
                 self._generation.end()
             # What was asked for too late to be begun.
             self.member.fail("the process group has ended")
             while self._requests:
                 self._requests.popleft()()
+            self._tell()
 
     def _may_end(self) -> bool:
         if self._leaves_until is None:
             return False
         return self.member.membership.may_go or time.monotonic() >= self._leaves_until
 
-    def _timeout_ms(self) -> int:
+    def _sleep_s(self) -> float:
         now = time.monotonic()
         until = min(self.member.next_deadline(), self._leaves_until or math.inf, now + LOOK_S)
         self._sleeps_until = now if self._requests else until
-        return max(0, math.ceil((self._sleeps_until - now) * 1000))
+        return max(0.0, self._sleeps_until - now)
+
+
+class _Sleep:
+    """Where a thread waits for what the carrier can receive."""
+
+    def __init__(self, carrier: HostCarrier) -> None:
+        self._carrier = carrier.fileno()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._carrier, select.EPOLLIN)
+        self._epoll.register(self._wake, select.EPOLLIN)
+
+    def sleep(self, longest_s: float) -> None:
+        """Until there may be something, or somebody ends it."""
+        for descriptor, _ in self._epoll.poll(min(longest_s, SLEEP_S_MAX)):
+            if descriptor == self._wake:
+                os.eventfd_read(self._wake)
+
+    def end(self) -> None:
+        """Let ``sleep`` return, now or as soon as it is called; from any thread."""
+        os.eventfd_write(self._wake, 1)
+
+    def watch(self, *, is_watched: bool) -> None:
+        """Whether what comes ends the sleep; from any thread, also for one that lasts."""
+        self._epoll.modify(self._carrier, select.EPOLLIN if is_watched else 0)
+
+    def __del__(self) -> None:
+        self._epoll.close()
+        os.close(self._wake)

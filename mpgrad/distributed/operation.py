@@ -15,6 +15,8 @@ from mpgrad.scheduler.hosts.collective_state import CollectiveState
 from mpgrad.scheduler.hosts.reduction_tree import ADD_RIGHT, REPLACE, Receive, Send, Step
 from mpgrad.wire.hosts import cut
 
+#: MemberThread.wait_until.
+WaitUntil = Callable[[Callable[[], bool], float | None], bool]
 #: Two flat arrays and the one that gets the result, as NumPy's binary functions.
 Combine = Callable[..., Any]
 
@@ -24,13 +26,15 @@ class Work:
 
     def __init__(self, what: str, finish: Callable[[], None] | None = None) -> None:
         self.what = what
-        self._done = threading.Event()
+        self._is_over = False
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         #: Puts the result into the caller's tensors; called once, by who asks first.
         self._finish = finish
         #: What it fills: a tensor, or a list of tensors.
         self.outputs: list[Any] = []
+        #: How to wait for the end; None until a group has begun it.
+        self.wait_until: WaitUntil | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the end; the tensors have their values from here on.
@@ -44,7 +48,7 @@ class Work:
             CollectiveTimeout: it took too long.
             RuntimeError: the ranks do not do the same.
         """
-        if not self._done.wait(None if timeout is None else timeout.total_seconds()):
+        if not self._is_over_after(None if timeout is None else timeout.total_seconds()):
             raise TimeoutError(f"{self.what} is not complete after {timeout}")
         if self._error is not None:
             raise self._error
@@ -55,11 +59,11 @@ class Work:
         """Whether it is over, well or not."""
         if self.is_success():
             self._finish_once()
-        return self._done.is_set()
+        return self._is_over
 
     def is_success(self) -> bool:
         """Whether it is over and went well."""
-        return self._done.is_set() and self._error is None
+        return self._is_over and self._error is None
 
     def exception(self) -> BaseException | None:
         """What went wrong; None if nothing has."""
@@ -75,7 +79,7 @@ class Work:
 
         def settle(timeout: float | None) -> None:
             with lock:
-                if future._is_done or not self._done.wait(timeout):
+                if future._is_done or not self._is_over_after(timeout):
                     return
                 try:
                     self.wait()
@@ -88,9 +92,16 @@ class Work:
         return future
 
     def end(self, error: BaseException | None) -> None:
-        """It is over; called by the thread of the group."""
+        """It is over; called by who has the turn of the group."""
         self._error = error
-        self._done.set()
+        self._is_over = True
+
+    def _is_over_after(self, timeout_s: float | None) -> bool:
+        """Whether it is over, after so many seconds at most."""
+        if self._is_over:
+            return True
+        assert self.wait_until is not None
+        return self.wait_until(lambda: self._is_over, timeout_s)
 
     def _finish_once(self) -> None:
         with self._lock:

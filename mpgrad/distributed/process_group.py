@@ -72,12 +72,14 @@ class ProcessGroup:
         """Begin a collective; all ranks have to begin the same ones in the same order."""
         timeout_s = (self.timeout if timeout is None else timeout).total_seconds()
         member = self._thread.member
+        operation.work.wait_until = self._thread.wait_until
         self._thread.ask(lambda: member.start(self._table, operation, time.monotonic(), timeout_s))
         return operation.work
 
     def post(self, to: int, tag: int, what: str, data: memoryview) -> Work:
         """Send ``data`` to a rank of the group."""
         work = Work(what)
+        work.wait_until = self._thread.wait_until
 
         def begin() -> None:
             try:
@@ -103,6 +105,7 @@ class ProcessGroup:
         """
         came: list[memoryview] = []
         work = Work(what, lambda: take(came))
+        work.wait_until = self._thread.wait_until
         deadline = time.monotonic() + self.timeout.total_seconds()
         receive = PendingReceive(what, came.extend, work, deadline)
         self._thread.do(lambda: self._thread.member.collect(self._table, sender, tag, receive))
@@ -114,6 +117,7 @@ class ProcessGroup:
         Where a rank was lost as this one waited for the end of the others, it asks them.
         """
         member, work = self._thread.member, Work("end")
+        work.wait_until = self._thread.wait_until
         self._thread.ask(lambda: member.doubt_end(work))
         return work.wait() and member.has_ended
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from mpgrad.base.device import CPU
+from mpgrad.devices.device_arrays import moved
+from mpgrad.dispatch.in_place import overwrite
 from mpgrad.distributed.operation import Operation, Work
 from mpgrad.distributed.process_group import ProcessGroup
-from mpgrad.graph.grad_modes import no_grad
-from mpgrad.ops.creation import from_numpy
 from mpgrad.tensors.tensor import Tensor
 
 Array = Any
+
+#: How many kinds of messages have their words kept: these take as long as the rest of the head.
+WORDS_MAX = 1024
 
 
 def flat_copy(tensor: Tensor) -> Array:
@@ -23,7 +28,8 @@ def flat_copy(tensor: Tensor) -> Array:
         TypeError: it is no Tensor.
     """
     _check(tensor)
-    return np.array(tensor.detach().cpu().numpy(), order="C").reshape(-1)
+    array = tensor._array if tensor.device is CPU else tensor.cpu()._array
+    return np.array(array, order="C").reshape(-1)
 
 
 def _check(tensor: Any) -> None:
@@ -36,8 +42,9 @@ def _check(tensor: Any) -> None:
 
 def put(tensor: Tensor, values: Array) -> None:
     """Copy ``values``, as many as the tensor has elements, into it."""
-    with no_grad():
-        tensor.copy_(from_numpy(values.reshape(tensor.shape)))
+    if tensor.device is not CPU:
+        values = moved(values, tensor.device)
+    overwrite(tensor, (values.reshape(tensor.shape),), np.copyto)
 
 
 def place_for_frames(tensor: Tensor) -> tuple[str, Callable[[Sequence[memoryview]], None]]:
@@ -66,7 +73,12 @@ def place_for_frames(tensor: Tensor) -> tuple[str, Callable[[Sequence[memoryview
 
 def words(collective: str, flat: Array) -> str:
     """What a rank does; messages of a rank that does something else do not fit."""
-    return f"{collective} of {flat.size:,} {flat.dtype}"
+    return _words(collective, flat.size, flat.dtype)
+
+
+@functools.lru_cache(WORDS_MAX)
+def _words(collective: str, size: int, dtype: Any) -> str:
+    return f"{collective} of {size:,} {dtype}"
 
 
 def described(tensor: Tensor) -> str:

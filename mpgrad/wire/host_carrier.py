@@ -63,8 +63,8 @@ class HostCarrier(Protocol):
         """Wait for something, then take all there is; nothing where the time is over."""
         ...
 
-    def wake(self) -> None:
-        """Let ``receive`` return, from any thread."""
+    def fileno(self) -> int:
+        """A descriptor that is readable while ``receive`` may find something."""
         ...
 
     def close(self, patience_ms: int) -> None:

@@ -18,6 +18,7 @@ import functools
 import hashlib
 import hmac
 import os
+import select
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -240,8 +241,8 @@ HOSTS = "hosts"
 HEARTBEAT_MS = 1_000
 SILENCE_MS_MAX = 5_000
 
-#: The longest wait that poll(2) can express.
-POLL_MS_MAX = 2**31 - 1
+#: The longest wait that epoll_wait(2) can express, in whole seconds.
+POLL_MS_MAX = 2_147_483_000
 
 #: What CURVE adds to a frame, at most.
 CURVE_BYTES_MAX = 64
@@ -279,11 +280,14 @@ class ZmqHostCarrier:
     def __init__(self, key: bytes, name: str, host: str, port: int, *, encrypt: bool) -> None:
         self.strangers = 0
         self._key, self._ipv6 = key, ":" in host
+        self._verified_peer = functools.lru_cache(IDENTITIES_MAX)(
+            functools.partial(verified_peer, key, HOSTS)
+        )
         self._context = zmq.Context()
         self._peers: dict[bytes, str] = {}
         #: The peers that have shown that they belong to the group.
         self._proved: set[str] = set()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._arrivals = select.epoll()
         try:
             self._ear = self._socket(encrypt, is_server=True)
             # A peer that connects again may be faster than the end of its last connection.
@@ -306,9 +310,12 @@ class ZmqHostCarrier:
         except BaseException:
             self.close(0)
             raise
-        self._poller = zmq.Poller()
-        for item in (self._ear, self._of_ear, self._of_mouth, self._wake):
-            self._poller.register(item, zmq.POLLIN)
+        self._readable_at: dict[int, zmq.Socket[bytes]] = {}
+        for listener in (self._ear, self._of_ear, self._of_mouth):
+            self._readable_at[int(listener.FD)] = listener
+            self._arrivals.register(listener.FD, select.EPOLLIN)
+            # A socket whose state was never read tells of nothing.
+            listener.getsockopt(zmq.EVENTS)
 
     def _socket(self, encrypt: bool, *, is_server: bool) -> zmq.Socket[bytes]:
         socket = _socket(self._context, zmq.ROUTER)
@@ -351,11 +358,9 @@ class ZmqHostCarrier:
                 raise
 
     def receive(self, timeout_ms: int | None) -> list[CarrierEvent]:
-        if timeout_ms is not None:
-            timeout_ms = min(timeout_ms, POLL_MS_MAX)
-        ready = dict(self._poller.poll(timeout_ms))
-        if self._wake in ready:
-            os.eventfd_read(self._wake)
+        timeout_s = None if timeout_ms is None else min(timeout_ms, POLL_MS_MAX) / 1000
+        # The descriptor of a socket is readable from something new until its state is read.
+        ready = {self._readable_at[number] for number, _ in self._arrivals.poll(timeout_s)}
         # First what was sent, then that the connection has ended.
         events: list[CarrierEvent] = [*self._heard()] if self._ear in ready else []
         if self._of_ear in ready:
@@ -375,19 +380,25 @@ class ZmqHostCarrier:
 
     def _heard(self) -> Iterator[HostArrival]:
         while int(self._ear.getsockopt(zmq.EVENTS)) & _READABLE:
-            identity, *frames = self._ear.recv_multipart(zmq.NOBLOCK, copy=False)
-            sender = verified_peer(self._key, HOSTS, identity.bytes)
+            identity = self._ear.recv(zmq.NOBLOCK)
+            frames = []
+            is_last = False
+            while not is_last:
+                frame = self._ear.recv(zmq.NOBLOCK, copy=False)
+                frames.append(frame.buffer)
+                is_last = not frame.more
+            sender = self._verified_peer(identity)
             if sender is None:
                 self.strangers += 1
             else:
-                yield HostArrival(sender, [frame.buffer for frame in frames])
+                yield HostArrival(sender, frames)
 
-    def wake(self) -> None:
-        os.eventfd_write(self._wake, 1)
+    def fileno(self) -> int:
+        return self._arrivals.fileno()
 
     def close(self, patience_ms: int) -> None:
+        self._arrivals.close()
         self._context.destroy(linger=patience_ms)
-        os.close(self._wake)
 
 
 def _monitored(monitor: zmq.Socket[bytes]) -> Iterator[tuple[int, bytes]]:

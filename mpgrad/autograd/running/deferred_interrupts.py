@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any, TypeAlias
 
@@ -38,7 +38,7 @@ _SIGNALS = tuple(
 )  # fmt: skip
 
 
-def interrupts_deferred() -> AbstractContextManager[None]:
+def interrupts_deferred() -> Deferred:
     """Defer signals until the end of the block."""
     return Interrupts().deferred()
 
@@ -68,9 +68,9 @@ class Interrupts:
 
     # ------------------------------------------------------------------ when it may interrupt
 
-    def deferred(self) -> AbstractContextManager[None]:
+    def deferred(self) -> Deferred:
         """Defer signals while messages are handled."""
-        return _Deferred(self)
+        return Deferred(self)
 
     def _take_over(self) -> None:
         self._handlers = _handlers()
@@ -161,7 +161,7 @@ class Interrupts:
 # These are entered several times in each backward, so they are no generators.
 
 
-class _Deferred(AbstractContextManager[None]):
+class Deferred(AbstractContextManager["Deferred"]):
     """See ``Interrupts.deferred``."""
 
     __slots__ = ("_interrupts", "_is_on_main_thread", "_outer", "_owner", "_struck")
@@ -171,7 +171,7 @@ class _Deferred(AbstractContextManager[None]):
         #: Whose signals are deferred for longer than this block; None if it is the outermost one.
         self._owner: Interrupts | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Deferred:
         interrupts = self._interrupts
         self._outer = interrupts._outer
         self._is_on_main_thread = threading.current_thread() is threading.main_thread()
@@ -184,8 +184,14 @@ class _Deferred(AbstractContextManager[None]):
         else:
             Interrupts._owner = interrupts
             interrupts._take_over()
-            return
+            self._struck = True
+            return self
         self._struck, self._owner._may_strike = self._owner._may_strike, False
+        return self
+
+    def lifted(self) -> AbstractContextManager[None]:
+        """Within the block: allow what was allowed before it."""
+        return self._interrupts.allowed() if self._struck else nullcontext()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None

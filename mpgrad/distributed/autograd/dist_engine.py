@@ -15,6 +15,7 @@ from mpgrad.distributed.autograd.contexts import Contexts, DistAutogradContext
 from mpgrad.distributed.autograd.local_part import LocalPart, PartStopped
 from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward
 from mpgrad.distributed.group_member import Frames
+from mpgrad.distributed.operation import WaitUntil
 from mpgrad.errors import HostLost
 from mpgrad.graph.node import Edge
 from mpgrad.scheduler.hosts import pass_state as ps
@@ -48,6 +49,7 @@ class DistEngine:
         tell: called with the turn of the group only (MemberThread).
         ask: have something called with it, now or soon.
         run: have something called on another thread.
+        wait_until: wait for what a message brings (MemberThread).
     """
 
     part_class = LocalPart
@@ -59,10 +61,11 @@ class DistEngine:
         tell: Tell,
         ask: Callable[[Callable[[], None]], None],
         run: Callable[[Callable[[], None]], None],
+        wait_until: WaitUntil,
     ) -> None:
         self.rank, self._where = rank, where
         self.contexts = Contexts(rank)
-        self._tell, self._ask, self._run = tell, ask, run
+        self._tell, self._ask, self._run, self._wait_until = tell, ask, run, wait_until
         self._numbers = itertools.count()
         #: The processes that have died or left, and why.
         self._lost: dict[int, str] = {}
@@ -90,10 +93,10 @@ class DistEngine:
                 context, roots, seeds, inputs, keep_graph=keep_graph, is_smart=is_smart
             )
             try:
-                part.may_run.wait()
+                self._wait_until(part.may_run.is_set, None)
                 if not part.has_ended.is_set():
                     self.run_part(part)
-                part.has_ended.wait()
+                self._wait_until(part.has_ended.is_set, None)
             except BaseException as error:  # Ctrl-C
                 self._fail(part, error)
                 raise
@@ -112,8 +115,8 @@ class DistEngine:
         """Begin a backward; ``may_run`` of the part tells when ``run_part`` may be called."""
         part = self.part_class(
             context, (self.rank, next(self._numbers)), is_smart=is_smart,
-            send=self._send_gradients, wait=self.wait, roots=roots, seeds=seeds,
-            inputs=inputs, keep_graph=keep_graph,
+            send=self._send_gradients, wait=self.wait, wait_until=self._wait_until,
+            roots=roots, seeds=seeds, inputs=inputs, keep_graph=keep_graph,
         )  # fmt: skip
         marks = context.marks(roots) if is_smart else None
         if marks is not None:
@@ -251,8 +254,9 @@ class DistEngine:
 
     def _part(self, context: DistAutogradContext, backward: PassId, *, is_smart: bool) -> LocalPart:
         return self.part_class(
-            context, backward, is_smart=is_smart, send=self._send_gradients, wait=self.wait
-        )
+            context, backward, is_smart=is_smart,
+            send=self._send_gradients, wait=self.wait, wait_until=self._wait_until,
+        )  # fmt: skip
 
     def _refuse(self, sender: int, message: BackwardMessage) -> None:
         """The context is no more: the root of the backward must not wait for this host."""

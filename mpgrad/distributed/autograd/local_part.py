@@ -21,6 +21,7 @@ from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.running_backward import RunningBackward
 from mpgrad.distributed.autograd.contexts import DistAutogradContext
 from mpgrad.distributed.autograd.rpc_nodes import CURRENT, ArrivingGradients, RecvRpcBackward
+from mpgrad.distributed.operation import WaitUntil
 from mpgrad.distributed.reducer import average_in_context
 from mpgrad.distributed.rpc.call_pickles import packed, unpacked
 from mpgrad.graph.node import Edge, Node
@@ -46,6 +47,7 @@ class LocalPart:
         is_smart: SMART, not FAST.
         send: takes the message, the rank, and the frames of gradients.
         wait: is told the message that this part waits for, once it has waited for a while.
+        wait_until: waits for what a message brings.
         roots, seeds: of ``backward()``, at its host.
         inputs: the tensors whose gradients count; None: all leaves.
     """
@@ -58,6 +60,7 @@ class LocalPart:
         is_smart: bool,
         send: Callable[[LocalPart, RecvRpcBackward, list[Any]], None],
         wait: Callable[[LocalPart, int], None],
+        wait_until: WaitUntil,
         roots: Sequence[Edge] = (),
         seeds: Sequence[Tensor | None] = (),
         inputs: Sequence[Tensor] | None = None,
@@ -65,11 +68,10 @@ class LocalPart:
     ) -> None:
         self.context, self.id, self.is_smart = context, backward, is_smart
         self.keep_graph, self.inputs = keep_graph, inputs
-        self._send, self._wait = send, wait
+        self._send, self._wait, self._wait_until = send, wait, wait_until
         self._roots, self._seeds = roots, seeds
         self._reached: set[Any] = set()
         self._marks: dict[int, set[int]] = {}
-        self._condition = threading.Condition()
         self._arrived: dict[int, list[Any]] = {}
         self._is_stopped = False
         self.running = RunningBackward(is_partial=inputs is not None)
@@ -260,15 +262,11 @@ class LocalPart:
 
     def arrive(self, message: int, frames: list[Any]) -> None:
         """The gradients of a message have come, at this moment or before its rule asks for them."""
-        with self._condition:
-            self._arrived.setdefault(message, frames)
-            self._condition.notify_all()
+        self._arrived.setdefault(message, frames)
 
     def stop(self) -> None:
         """Nobody needs this part any more."""
-        with self._condition:
-            self._is_stopped = True
-            self._condition.notify_all()
+        self._is_stopped = True
 
     @property
     def is_stopped(self) -> bool:
@@ -276,13 +274,12 @@ class LocalPart:
         return self._is_stopped
 
     def _take(self, message: int) -> list[Any]:
-        with self._condition:
-            if not self._condition.wait_for(lambda: self._is_ready(message), PATIENCE_S):
-                self._wait(self, message)
-                self._condition.wait_for(lambda: self._is_ready(message))
-            if self._is_stopped:
-                raise PartStopped
-            frames = self._arrived.pop(message)
+        if not self._wait_until(lambda: self._is_ready(message), PATIENCE_S):
+            self._wait(self, message)
+            self._wait_until(lambda: self._is_ready(message), None)
+        if self._is_stopped:
+            raise PartStopped
+        frames = self._arrived.pop(message)
         return [None if tensor is None else tensor._array for tensor in unpacked(frames)]
 
     def _is_ready(self, message: int) -> bool:

@@ -110,8 +110,9 @@ class RpcService:
         self._released: deque[tuple[int, Identity, Identity]] = deque()
         self._own = RpcReady(name, _digest_of_main())
         self.autograd = DistEngine(
-            self.rank, f"rank {self.rank} ({name})", self._deliver, thread.do, self.threads.run
-        )
+            self.rank, f"rank {self.rank} ({name})", self._deliver,
+            thread.do, self.threads.run, thread.wait_until,
+        )  # fmt: skip
         thread.ask(self._begin)
 
     def _begin(self) -> None:
