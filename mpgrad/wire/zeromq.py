@@ -350,7 +350,7 @@ class ZmqHostCarrier:
     def send(self, peer: str, frames: Sequence[bytes | memoryview]) -> None:
         try:
             # ZeroMQ's thread looking after a frame costs more than a copy of a small one.
-            is_small = max(map(len, frames)) < zmq.COPY_THRESHOLD
+            is_small = max(map(len, frames)) <= zmq.COPY_THRESHOLD
             self._mouth.send_multipart([peer.encode(), *frames], zmq.NOBLOCK, copy=is_small)
         except zmq.ZMQError as error:
             # It has gone: that is told by an event of its own.
