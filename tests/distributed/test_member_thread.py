@@ -25,6 +25,12 @@ TABLE = GroupTable(0, (0, 1))
 MANY = 20
 
 
+@pytest.fixture(autouse=True)
+def _no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of a group sees nothing by chance."""
+    monkeypatch.setattr("mpgrad.distributed.member_thread.LOOK_S", 1e6)
+
+
 @pytest.fixture
 def threads(port: int) -> Iterator[list[MemberThread]]:  # noqa: F811
     """Those of two ranks, in this process."""
