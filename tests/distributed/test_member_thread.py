@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -44,7 +44,7 @@ def awaited(thread: MemberThread, tag: int, take: Callable[[Any], None] = lambda
     """What rank 0 waits for until rank 1 sends a parcel with this tag."""
     work = Work("it")
     work.wait_until = thread.wait_until
-    receive = PendingReceive("it", take, work, time.monotonic() + LONG_S)
+    receive = PendingReceive("it", take, work, math.inf)
     thread.do(lambda: thread.member.collect(TABLE, 1, tag, receive))
     return work
 
