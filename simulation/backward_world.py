@@ -337,7 +337,7 @@ class BackwardWorld:
         Raises:
             BackwardWorldFailure: it should have been something else.
         """
-        with mg.Engine("local"):
+        with mg.Engine("local", cpu_workers=1, shm_limit="1MB"):
             root = self.record()
             self.raising = self._raises
             error = self._error_of(root)

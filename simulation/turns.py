@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +15,14 @@ class Turns:
     """Threads that take turns with the world: while one runs, the world waits."""
 
     def __init__(self, function: Callable[[], None]) -> None:
-        self._mine, self._worlds = threading.Semaphore(0), threading.Semaphore(0)
+        # Locks that the other side releases: a semaphore, and the start of a Thread, take longer.
+        self._mine, self._worlds = threading.Lock(), threading.Lock()
+        self._mine.acquire()
+        self._worlds.acquire()
         self.is_over = False
         #: Whether it could go on.
         self.is_ready: Callable[[], bool] = lambda: True
-        self._thread = threading.Thread(target=self._run, args=(function,), daemon=True)
-        self._thread.start()
+        _thread.start_new_thread(self._run, (function,))
 
     def _run(self, function: Callable[[], None]) -> None:
         self._mine.acquire()
