@@ -24,10 +24,9 @@ from mpgrad.wire.host_carrier import HostCarrier
 #: that it has sent before.
 FAREWELL_S_MAX = 5.0
 #: Seconds after which the thread looks at the time, at the latest. A thread that gives the member a
-#: later deadline need not wake it.
+#: later deadline need not wake it. Others that wait see a signal then, if it came just before they
+#: fell asleep.
 LOOK_S = 1.0
-#: Seconds of the longest sleep; one that is to last longer begins again.
-SLEEP_S_MAX = 1e6
 
 
 class MemberThread:
@@ -140,7 +139,7 @@ class MemberThread:
                 if left_s <= 0:
                     break
                 with deferred.lifted():
-                    self._receivers_sleep.sleep(left_s)
+                    self._receivers_sleep.sleep(min(left_s, LOOK_S))
                 with self._turn:
                     try:
                         self._take()
@@ -160,10 +159,9 @@ class MemberThread:
         awaited = is_there, told.set
         self._awaited.append(awaited)
         try:
-            left_s = min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
-            if not is_there() and left_s > 0:
+            while not is_there() and (left_s := deadline - time.monotonic()) > 0:
                 with deferred.lifted():
-                    told.wait(left_s)
+                    told.wait(min(left_s, LOOK_S))
         finally:
             self._awaited.remove(awaited)
 
@@ -206,14 +204,14 @@ class MemberThread:
     def _end(self) -> None:
         self._is_ending = True
         self._receivers_sleep.end()
-        with self._receiving:  # nobody receives any more
-            with self._turn, self._lock:
-                self._generation.end()
-            # What was asked for too late to be begun.
-            self.member.fail("the process group has ended")
-            while self._requests:
-                self._requests.popleft()()
-            self._tell()
+        self._receiving.acquire()  # from now on nobody receives
+        with self._turn, self._lock:
+            self._generation.end()
+        # What was asked for too late to be begun.
+        self.member.fail("the process group has ended")
+        while self._requests:
+            self._requests.popleft()()
+        self._tell()
 
     def _may_end(self) -> bool:
         if self._leaves_until is None:
@@ -239,7 +237,7 @@ class _Sleep:
 
     def sleep(self, longest_s: float) -> None:
         """Until there may be something, or somebody ends it."""
-        for descriptor, _ in self._epoll.poll(min(longest_s, SLEEP_S_MAX)):
+        for descriptor, _ in self._epoll.poll(longest_s):
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
 

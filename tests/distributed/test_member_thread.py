@@ -146,6 +146,7 @@ def test_who_leaves_ends_the_waits_of_other_threads(threads: list[MemberThread])
         for wait in waits:
             with pytest.raises(MpgradError, match="this rank leaves the group"):
                 wait.result(LONG_S)
+    assert not here.wait_until(lambda: False, 0.0)
 
 
 def test_a_rank_that_is_lost_ends_the_wait(port: int) -> None:  # noqa: F811

@@ -1,7 +1,7 @@
 """DistEngine: performs what the pure states decide: this process's part in all backwards.
 
-Messages are handled on the thread of the group; GraphTasks run on the thread that called
-``backward()``, and elsewhere on threads for calls.
+Messages are handled by who has the turn of the group (MemberThread). GraphTasks run on the thread
+that called ``backward()``, and elsewhere on threads for calls.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """RpcService: the calls of this process and those of others, over the carrier of its group.
 
-Messages are handled on the thread of the group; functions run on threads of their own.
+Messages are handled by who has the turn of the group (MemberThread). Functions run on threads of
+their own.
 """
 
 from __future__ import annotations
