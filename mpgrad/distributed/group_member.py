@@ -28,6 +28,7 @@ from mpgrad.scheduler.hosts.host_membership import (
     PeerAwaited,
     PeerDisconnected,
     PeerLeft,
+    PeerReturned,
     SayFarewell,
     TellLoss,
 )
@@ -58,6 +59,7 @@ INQUIRY_S = 2.0
 INQUIRY = -1
 
 Frames: TypeAlias = list[Any]
+SendFrames: TypeAlias = Callable[[int, Frames], None]
 
 
 class GroupTable(NamedTuple):
@@ -84,6 +86,8 @@ class CallsPart(Protocol):
 
     def gone(self, rank: int, cause: str) -> None: ...
 
+    def returned(self, rank: int, number: int) -> None: ...
+
     def expire(self, now: float) -> None: ...
 
     def next_deadline(self) -> float: ...
@@ -96,11 +100,14 @@ class GroupMember:
         rank: of the world.
         ranks: how many there are.
         send: brings frames to a rank; never waits.
+        numbers: by rank, how many processes have been this rank before; by default none.
     """
 
-    def __init__(self, rank: int, ranks: int, send: Callable[[int, Frames], None]) -> None:
+    def __init__(
+        self, rank: int, ranks: int, send: SendFrames, numbers: Sequence[int] = ()
+    ) -> None:
         self.rank, self.ranks, self._send = rank, ranks, send
-        self.membership = HostMembership(rank, ranks)
+        self.numbers, self.membership = [*numbers] or [0] * ranks, HostMembership(rank, ranks)
         #: Frames that could not be understood.
         self.damaged = 0
         self._calls: CallsPart | None = None
@@ -121,6 +128,8 @@ class GroupMember:
         self._disagreement = ""
         #: Makes the error of every collective, once the group cannot go on.
         self._broken: Callable[[str], MpgradError | RuntimeError] | None = None
+        if self.numbers[rank] > 0:
+            self.fail("this rank was started again; groups end with the first rank that dies")
 
     # ------------------------------------------------------------------ what callers ask for
 
@@ -235,6 +244,14 @@ class GroupMember:
         """The connection to a rank has ended."""
         self._note(PeerDisconnected(peer, cause))
         self._part(peer, cause)
+
+    def returned(self, rank: int, number: int) -> None:
+        """Another process has the rank of one that had gone. Collectives go on with none."""
+        self.numbers[rank] = number
+        del self._gone[rank]
+        self._note(PeerReturned(rank))
+        if self._calls:
+            self._calls.returned(rank, number)
 
     def _part(self, rank: int, cause: str) -> None:
         if rank not in self._gone:

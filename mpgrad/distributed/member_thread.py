@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from mpgrad.autograd.running.deferred_interrupts import Deferred, interrupts_deferred
 from mpgrad.distributed.generation import Generation
-from mpgrad.distributed.rendezvous import Meeting
+from mpgrad.distributed.rendezvous import AGAIN_S, Meeting
 from mpgrad.wire.host_carrier import HostCarrier
 
 #: Seconds that a rank which leaves waits until the others have read its farewell, and with it all
@@ -40,6 +40,8 @@ class MemberThread:
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self._generation = Generation(rank, meeting)
         self.member = self._generation.member
+        #: Whether ranks that are started again take their places.
+        self.reopens = meeting.reopens
         self._requests: deque[Callable[[], None]] = deque()
         # The garbage collector may ask for something while this thread asks.
         self._lock = threading.RLock()
@@ -178,13 +180,18 @@ class MemberThread:
             with self._turn:
                 self._generation.begin()
                 sleep_s = self._sleep_s()
+            asks_at = 0.0
             while not self._may_end():
                 self._sleep.sleep(sleep_s)
                 with self._turn:
                     self._take()
                     while self._requests:
                         self._requests.popleft()()
-                    self.member.expire(time.monotonic())
+                    now = time.monotonic()
+                    self.member.expire(now)
+                    if now >= asks_at:
+                        self._generation.ask()
+                        asks_at = now + AGAIN_S
                     self._tell()
                     sleep_s = self._sleep_s()
         except BaseException as error:

@@ -54,13 +54,19 @@ class Meeting(NamedTuple):
     """All ranks are here."""
 
     carrier: HostCarrier
-    #: What the carrier calls each rank as a receiver, and as a sender.
+    #: All ranks, and what the carrier calls each of them as a receiver.
+    members: tuple[Participant, ...]
     labels: tuple[str, ...]
-    names: tuple[str, ...]
     #: What came for the group already, from ranks that were told earlier, and who has gone since.
     early: Sequence[CarrierEvent]
     #: Why bits may differ between ranks, in words; rank 0 knows it.
     differences: str = ""
+    #: Where ranks that are started again take their places: what this process asks the next rank 0
+    #: with, where that listens, and, at rank 0, who decides.
+    reopens: bool = False
+    join: Join | None = None
+    master: str = ""
+    rendezvous: Rendezvous | None = None
 
 
 def meet(
@@ -73,6 +79,7 @@ def meet(
     *,
     arithmetic: tuple[tuple[str, str], ...] = (),
     restarts: bool = False,
+    reopens: bool = False,
 ) -> Meeting:
     """Wait until all ranks are here.
 
@@ -85,6 +92,7 @@ def meet(
         versions: what has to be equal everywhere.
         arithmetic: what has to be equal for equal bits.
         restarts: ranks that die are started again: so who waits goes on, whoever dies meanwhile.
+        reopens: those take their places among the ranks that live on; else all meet again.
 
     Raises:
         RendezvousTimeout: not all came; it names those.
@@ -102,9 +110,12 @@ def meet(
         carrier = _listening(make_carrier, name, host, port, deadline if restarts else 0.0)
         join = Join(rank, world_size, incarnation, carrier.address, versions, arithmetic)
         try:
+            side: RendezvousHost | RendezvousGuest
             if rank == 0:
-                return _wait(RendezvousHost(carrier, join, replaces=restarts), deadline)
-            return _wait(RendezvousGuest(carrier, join, (address, master[1])), deadline)
+                side = RendezvousHost(carrier, join, replaces=restarts, reopens=reopens)
+            else:
+                side = RendezvousGuest(carrier, join, (address, master[1]), reopens=reopens)
+            return _wait(side, deadline)
         except BaseException as error:
             carrier.close(REFUSAL_MS_MAX if rank == 0 else 0)
             if not (restarts and isinstance(error, HostLost)):
@@ -182,14 +193,20 @@ class RendezvousHost:
         carrier: of this process.
         join: what it says of itself.
         replaces: see ``Rendezvous``.
+        reopens: see ``Rendezvous``.
     """
 
-    def __init__(self, carrier: HostCarrier, join: Join, *, replaces: bool) -> None:
-        self.carrier = carrier
+    def __init__(
+        self, carrier: HostCarrier, join: Join, *, replaces: bool, reopens: bool = False
+    ) -> None:
+        self.carrier, self._join_of_rank_0, self._reopens = carrier, join, reopens
         #: Set once all ranks are here.
         self.meeting: Meeting | None = None
-        self._rendezvous = Rendezvous(join.world_size, join.versions, replaces=replaces)
-        self._known: set[str] = set()
+        self._rendezvous = Rendezvous(
+            join.world_size, join.versions, replaces=replaces, reopens=reopens
+        )
+        #: Who has asked, and in which attempt.
+        self._known: dict[str, int] = {}
         self._early: list[CarrierEvent] = []
         self._own = join.incarnation
         self._perform(self._rendezvous.handle_event(joined(join)))
@@ -199,10 +216,13 @@ class RendezvousHost:
 
     def take(self, event: CarrierEvent) -> None:
         """What has come."""
-        if isinstance(event, HostArrival) and isinstance(message := read(event), Join):
-            self._join(event.sender, message)
-        elif isinstance(event, HostArrival) or self.meeting is not None:
+        if self.meeting is not None:
             self._early.append(event)
+        elif isinstance(event, HostArrival):
+            if isinstance(message := read(event), Join):
+                self._join(event.sender, message)
+            else:
+                self._early.append(event)
         else:
             gone = HostGone(event.peer.partition(".")[2])
             self._perform(self._rendezvous.handle_event(gone))
@@ -220,21 +240,30 @@ class RendezvousHost:
     def _join(self, sender: str, message: Join) -> None:
         if sender != rank_name(message.rank, message.incarnation):
             return
-        if sender not in self._known:
-            self._known.add(sender)
+        is_new = sender not in self._known
+        self._known[sender] = message.attempt
+        if is_new:
             self.carrier.connect(sender, message.address)
         self._perform(self._rendezvous.handle_event(joined(message)))
 
     def _perform(self, answers: list[Answer]) -> None:
         for answer in answers:
             if isinstance(answer, SendRoster):
-                members = tuple((m.incarnation, m.address) for m in answer.members)
-                names = tuple(rank_name(m.rank, m.incarnation) for m in answer.members)
-                differences = self._rendezvous.differences()
-                self.meeting = Meeting(self.carrier, names, names, self._early, differences)
-                self._tell(answer.to, Roster(members))
+                self.meeting = self.meeting or self._meeting(answer.members)
+                attempt = self._known.get(rank_name(answer.to.rank, answer.to.incarnation), 0)
+                self._tell(answer.to, roster_of(answer.members, attempt))
             else:
                 self._tell(answer.to, Refusal(answer.reason, answer.is_timeout))
+
+    def _meeting(self, members: tuple[Participant, ...]) -> Meeting:
+        names = tuple(rank_name(m.rank, m.incarnation) for m in members)
+        for replaced in self._known.keys() - set(names):
+            self.carrier.disconnect(replaced)
+        return Meeting(
+            self.carrier, members, names, self._early, self._rendezvous.differences(),
+            self._reopens, self._join_of_rank_0, self.carrier.address,
+            self._rendezvous if self._reopens else None,
+        )  # fmt: skip
 
     def _tell(self, to: Participant, message: HostMessage) -> None:
         if to.incarnation != self._own:
@@ -248,10 +277,13 @@ class RendezvousGuest:
         carrier: of this process.
         join: what it says of itself.
         master: the numeric address of rank 0, and its port.
+        reopens: see ``Rendezvous``.
     """
 
-    def __init__(self, carrier: HostCarrier, join: Join, master: tuple[str, int]) -> None:
-        self.carrier, self._join = carrier, join
+    def __init__(
+        self, carrier: HostCarrier, join: Join, master: tuple[str, int], *, reopens: bool = False
+    ) -> None:
+        self.carrier, self._join, self._reopens = carrier, join, reopens
         #: Set once all ranks are here.
         self.meeting: Meeting | None = None
         self._early: list[CarrierEvent] = []
@@ -300,17 +332,31 @@ class RendezvousGuest:
         )
 
     def _connect(self, roster: Roster) -> None:
-        names = tuple(rank_name(rank, inc) for rank, (inc, _) in enumerate(roster.members))
-        for rank, (_, address) in enumerate(roster.members):
+        members = members_of(roster)
+        labels = [MASTER, *(rank_name(m.rank, m.incarnation) for m in members[1:])]
+        for rank, member in enumerate(members):
             if rank not in (0, self._join.rank):
-                self.carrier.connect(names[rank], address)
-        self.meeting = Meeting(self.carrier, (MASTER, *names[1:]), names, self._early)
+                self.carrier.connect(labels[rank], member.address)
+        self.meeting = Meeting(
+            self.carrier, members, tuple(labels), self._early,
+            reopens=self._reopens, join=self._join, master=self._master,
+        )  # fmt: skip
 
 
 def joined(join: Join) -> HostJoined:
     """What has happened when a process has asked for its rank."""
     member = Participant(join.rank, join.incarnation, join.address)
-    return HostJoined(member, join.world_size, join.versions, join.arithmetic)
+    return HostJoined(member, join.world_size, join.versions, join.arithmetic, join.numbers)
+
+
+def roster_of(members: Sequence[Participant], attempt: int) -> Roster:
+    """How rank 0 tells who they are."""
+    return Roster(tuple((m.incarnation, m.address, m.number) for m in members), attempt)
+
+
+def members_of(roster: Roster) -> tuple[Participant, ...]:
+    """Whom it names."""
+    return tuple(Participant(rank, *member) for rank, member in enumerate(roster.members))
 
 
 def read(event: HostArrival) -> HostMessage | None:

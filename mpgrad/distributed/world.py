@@ -54,8 +54,17 @@ _joined = _Joined()
 os.register_at_fork(after_in_child=_joined.start_anew_in_child)
 
 
-def join_world(where: Whereabouts, timeout_s: float, *, encrypt: bool) -> MemberThread:
+def join_world(
+    where: Whereabouts, timeout_s: float, *, encrypt: bool, reopens: bool = False
+) -> MemberThread:
     """Meet the other ranks, unless this process has, there; ``leave_world`` undoes it.
+
+    Args:
+        where: this process's rank, and where rank 0 listens.
+        timeout_s: how long to wait.
+        encrypt: see ``init_process_group``.
+        reopens: under ``mpgrad run --max-restarts``, a rank that is started again takes its place
+            among those that live on; else they all meet again.
 
     Raises:
         RendezvousTimeout: not all ranks came.
@@ -79,6 +88,7 @@ def join_world(where: Whereabouts, timeout_s: float, *, encrypt: bool) -> Member
                 timeout_s,
                 arithmetic=arithmetic_of_this_process(),
                 restarts=restarts_max() > 0,
+                reopens=reopens and restarts_max() > 0,
             )
             if meeting.differences not in ("", _joined.said):
                 _joined.said = meeting.differences

@@ -12,7 +12,7 @@ import msgspec
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.hosts.upstream import Upstream
 
-HOSTS_PROTOCOL = 5
+HOSTS_PROTOCOL = 6
 
 #: No head is longer.
 HEAD_BYTES_MAX = 1024 * 1024
@@ -37,12 +37,18 @@ class Join(_Head, frozen=True, array_like=True, tag=1):
     versions: tuple[tuple[str, str], ...]
     #: What decides how the sender's numbers round: (what, which).
     arithmetic: tuple[tuple[str, str], ...] = ()
+    #: Of a process that asks for the next rank 0: the numbers of the processes that it knows.
+    numbers: tuple[int, ...] = ()
+    #: How often it has connected to ask: the answer has the same number.
+    attempt: int = 0
 
 
 class Roster(_Head, frozen=True, array_like=True, tag=2):
-    """Rank 0 tells a process who all the others are: (incarnation, address) by rank."""
+    """Rank 0 tells who all ranks are: (incarnation, address, number of processes before it)."""
 
-    members: tuple[tuple[str, str], ...]
+    members: tuple[tuple[str, str, int], ...]
+    #: Of the receiver's last question: what a dead process has answered does not count.
+    attempt: int = 0
 
 
 class Refusal(_Head, frozen=True, array_like=True, tag=3):
@@ -195,6 +201,18 @@ class ForkConfirmed(_Head, frozen=True, array_like=True, tag=15):
     fork: tuple[int, int]
 
 
+class IdleReported(_Head, frozen=True, array_like=True, tag=30):
+    """The sender wants to leave, once nobody has anything to do; so much has it itself."""
+
+    busy: int
+
+
+class IdleAnswered(_Head, frozen=True, array_like=True, tag=31):
+    """Rank 0 says whether nobody has; else all report again."""
+
+    is_last: bool
+
+
 class _OfBackward(_Head, frozen=True, array_like=True):
     """Belongs to one backward: that of its context which rank ``root`` called as its ``number``."""
 
@@ -288,7 +306,15 @@ BackwardMessage: TypeAlias = (
     | ContextReleased
 )
 RpcMessage: TypeAlias = (
-    RpcReady | Call | CallEnded | ForkHeld | ForkReleased | ForkConfirmed | BackwardMessage
+    RpcReady
+    | Call
+    | CallEnded
+    | ForkHeld
+    | ForkReleased
+    | ForkConfirmed
+    | IdleReported
+    | IdleAnswered
+    | BackwardMessage
 )
 HostMessage: TypeAlias = (
     Join

@@ -382,7 +382,7 @@ def test_rref_proxy_class():
 def test_rref_leak():
     """In the end nobody owns a value (the others may still hold some of theirs)."""
     gc.collect()
-    assert wait_until(lambda: not service().values)
+    assert wait_until(lambda: not service().references.values)
 
 
 CASES = [function for name, function in list(globals().items()) if name.startswith("test_")]

@@ -86,8 +86,8 @@ def the_one_that_is_behind_is_followed(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_rank_that_was_started_again_is_refused(patch: pytest.MonkeyPatch) -> None:
-    def begin(rendezvous: Rendezvous, *args: object, replaces: bool) -> None:
-        right(rendezvous, *args, replaces=False)  # type: ignore[arg-type]
+    def begin(rendezvous: Rendezvous, *args: object, replaces: bool, reopens: bool) -> None:
+        right(rendezvous, *args, replaces=False, reopens=reopens)  # type: ignore[arg-type]
 
     right = Rendezvous.__init__
     patch.setattr(Rendezvous, "__init__", begin)

@@ -72,7 +72,7 @@ def left(threads: list[MemberThread]) -> None:
 @pytest.mark.parametrize("encrypt", [True, False])
 def test_all_ranks_learn_of_each_other(port: int, encrypt: bool) -> None:
     with met(port, 3, encrypt=encrypt) as meetings:
-        assert len({meeting.names for meeting in meetings}) == 1
+        assert len({meeting.members for meeting in meetings}) == 1
         left([MemberThread(rank, meeting) for rank, meeting in enumerate(meetings)])
 
 

@@ -215,7 +215,7 @@ _services: list[RpcService] = []
 
 
 def calls_on() -> None:
-    _services[0].call(2, len, ((),), {}, 0)
+    _services[0].calls.make(2, len, ((),), {}, 0)
 
 
 def _bare(message: Any) -> Any:

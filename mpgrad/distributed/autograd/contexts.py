@@ -121,15 +121,16 @@ class Contexts:
 
     Args:
         rank: of this process.
+        first: its numbers of contexts and messages begin here.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, first: int = 0) -> None:
         self.rank = rank
         self._lock = threading.Lock()
         self._contexts: dict[int, DistAutogradContext] = {}
         self._released = ReleasedContexts()
-        self._ids = itertools.count(rank << NUMBER_BITS)
-        self._messages = itertools.count(rank << NUMBER_BITS)
+        self._ids = itertools.count((rank << NUMBER_BITS) + first)
+        self._messages = itertools.count((rank << NUMBER_BITS) + first)
 
     def new(self) -> DistAutogradContext:
         """A context of this process."""

@@ -50,6 +50,7 @@ class DistEngine:
         ask: have something called with it, now or soon.
         run: have something called on another thread.
         wait_until: wait for what a message brings (MemberThread).
+        first: its numbers of contexts and messages begin here.
     """
 
     part_class = LocalPart
@@ -62,9 +63,10 @@ class DistEngine:
         ask: Callable[[Callable[[], None]], None],
         run: Callable[[Callable[[], None]], None],
         wait_until: WaitUntil,
+        first: int = 0,
     ) -> None:
         self.rank, self._where = rank, where
-        self.contexts = Contexts(rank)
+        self.contexts = Contexts(rank, first)
         self._tell, self._ask, self._run, self._wait_until = tell, ask, run, wait_until
         self._numbers = itertools.count()
         #: The processes that have died or left, and why.
@@ -304,6 +306,10 @@ class DistEngine:
         for context in self.contexts.all():
             if rank in context.state.hosts:
                 self.release(context.id, (rank, cause))
+
+    def returned(self, rank: int) -> None:
+        """A rank has another process, which knows nothing of all this."""
+        self._lost.pop(rank, None)
 
     # ------------------------------------------------------------------ instructions
 

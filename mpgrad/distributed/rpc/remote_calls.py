@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
-import numpy as np
-
 from mpgrad.distributed.futures import Future
-from mpgrad.distributed.group_member import GroupTable
-from mpgrad.distributed.process_group import ProcessGroup
-from mpgrad.distributed.reductions import ReduceOp, reduction
 from mpgrad.distributed.rpc.current_service import DEFAULT, TIMEOUT_S, current, seconds, service
 from mpgrad.distributed.rpc.remote_reference import RRef, reduced, remote_reference
 from mpgrad.distributed.rpc.service import PAUSE_S, RpcService, WorkerInfo
 from mpgrad.distributed.world import join_world, leave_world, whereabouts
-from mpgrad.errors import RendezvousTimeout
+from mpgrad.errors import CollectiveTimeout, RendezvousTimeout
 
 #: Seconds that all processes have to call ``init_rpc``.
 MEETING_S = 300.0
-#: The group of ranks by which processes agree that nobody calls any more.
-_GROUP = -1
 #: Seconds that a process which leaves has to answer what others have called.
 _DRAIN_S_MAX = 5.0
 
@@ -65,6 +58,9 @@ def init_rpc(
 ) -> None:
     """Take calls under ``name``, and wait until all other processes do so under theirs.
 
+    Under ``mpgrad run --max-restarts``, a process that is started again comes to the others that
+    live on, unless ``init_process_group`` was called first.
+
     Args:
         name: another one in each process.
         backend: there is but one.
@@ -84,9 +80,9 @@ def init_rpc(
         raise ValueError(f"the name of an RPC process is a text, not {name!r}")
     options = rpc_backend_options or RpcBackendOptions()
     where = whereabouts(options.init_method, rank, -1 if world_size is None else world_size)
-    thread = join_world(where, MEETING_S, encrypt=options.encrypt)
+    thread = join_world(where, MEETING_S, encrypt=options.encrypt, reopens=True)
     try:
-        here = RpcService(thread, name, reduced)
+        here = RpcService(thread, name, reduced, reopens=thread.reopens)
         # Calls of others may come before all are ready.
         current.service, current.timeout_s = here, options.rpc_timeout
         if not here.all_ready.wait(MEETING_S):
@@ -109,29 +105,29 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
         timeout: seconds to wait; 0 for any time.
 
     Raises:
-        HostLost: a process died before it came here.
+        HostLost: a process died before it came here, and none is started in its place.
+        CollectiveTimeout: it took too long.
     """
     here = service()
     try:
         if graceful:
-            _wait_until_idle(here, timedelta(seconds=timeout) if timeout else timedelta(days=365))
+            _wait_until_idle(here, time.monotonic() + timeout if timeout else math.inf)
     finally:
         here.drain(_DRAIN_S_MAX)
         current.service = None
         leave_world(here.thread)
 
 
-def _wait_until_idle(here: RpcService, timeout: timedelta) -> None:
-    """Until nobody has had anything to do in two rounds: what one began, the next has seen."""
-    table = GroupTable(_GROUP, tuple(range(here.ranks)))
-    group = ProcessGroup(here.thread, table, here.rank, timeout)
-    idle_rounds = 0
-    while idle_rounds < 2:
-        busy = np.array([here.outstanding], np.int64)
-        group.start(reduction(busy, ReduceOp.SUM, group, None)).wait()
-        idle_rounds = 0 if busy[0] else idle_rounds + 1
-        if busy[0]:
-            time.sleep(PAUSE_S)
+def _wait_until_idle(here: RpcService, deadline: float) -> None:
+    """Until nobody has anything to do."""
+    while True:
+        left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+        try:
+            if here.report_idle().wait(left):
+                return
+        except TimeoutError:
+            raise CollectiveTimeout("shutdown: not all processes came and were idle") from None
+        time.sleep(PAUSE_S)
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
@@ -158,6 +154,8 @@ def rpc_async(
     args: Sequence[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = DEFAULT,
+    *,
+    repeat: bool = False,
 ) -> Future:
     """Call ``func`` in another process, or in this one; the Future of its result.
 
@@ -167,6 +165,8 @@ def rpc_async(
         args: its arguments.
         kwargs: its named arguments.
         timeout: seconds; 0 for any time, by default that of ``init_rpc``.
+        repeat: ``func`` changes nothing where it runs. If that process dies before it answers, and
+            another one is started in its place, ``func`` is called there with the same arguments.
 
     Raises:
         TypeError: ``func`` is not callable, or an argument cannot travel.
@@ -175,7 +175,8 @@ def rpc_async(
     if not callable(func):
         raise TypeError(f"function should be callable, got {func!r}")
     here = service()
-    return here.call(_rank(here, to), func, args or (), kwargs or {}, seconds(timeout))
+    rank = _rank(here, to)
+    return here.calls.make(rank, func, args or (), kwargs or {}, seconds(timeout), repeats=repeat)
 
 
 def rpc_sync(
@@ -184,11 +185,13 @@ def rpc_sync(
     args: Sequence[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = DEFAULT,
+    *,
+    repeat: bool = False,
 ) -> Any:
     """Call ``func`` in another process, and wait for its result.
 
     Args:
-        to, func, args, kwargs, timeout: as for :func:`rpc_async`.
+        to, func, args, kwargs, timeout, repeat: as for :func:`rpc_async`.
 
     Returns:
         What ``func`` returns.
@@ -199,7 +202,7 @@ def rpc_sync(
         RuntimeError: the call took too long.
         Exception: what ``func`` has raised, with the remote traceback as its cause.
     """
-    return rpc_async(to, func, args, kwargs, timeout).wait()
+    return rpc_async(to, func, args, kwargs, timeout, repeat=repeat).wait()
 
 
 def remote(
@@ -208,11 +211,13 @@ def remote(
     args: Sequence[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = DEFAULT,
+    *,
+    repeat: bool = False,
 ) -> RRef:
     """Call ``func`` in another process, where its result stays.
 
     Args:
-        to, func, args, kwargs, timeout: as for :func:`rpc_async`.
+        to, func, args, kwargs, timeout, repeat: as for :func:`rpc_async`.
 
     Returns:
         A reference to the result, at once; ``to_here()`` waits for it, and raises what ``func``
@@ -225,7 +230,9 @@ def remote(
     if not callable(func):
         raise TypeError(f"function should be callable, got {func!r}")
     here = service()
-    return remote_reference(here, _rank(here, to), func, args or (), kwargs or {}, timeout)
+    return remote_reference(
+        here, _rank(here, to), func, args or (), kwargs or {}, timeout, repeats=repeat
+    )
 
 
 def _rank(here: RpcService, to: str | int | WorkerInfo) -> int:

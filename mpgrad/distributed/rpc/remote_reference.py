@@ -10,7 +10,8 @@ from mpgrad.distributed.autograd.dist_backward import backward
 from mpgrad.distributed.futures import Future
 from mpgrad.distributed.rpc.current_service import DEFAULT, seconds, service
 from mpgrad.distributed.rpc.functions import async_execution
-from mpgrad.distributed.rpc.service import NO_VALUE, RpcService, WorkerInfo
+from mpgrad.distributed.rpc.references import Home, PassedOn
+from mpgrad.distributed.rpc.service import RpcService, WorkerInfo
 from mpgrad.scheduler.hosts.remote_values import Identity
 from mpgrad.tensors.tensor import Tensor
 
@@ -29,25 +30,26 @@ class RRef:
     """
 
     def __init__(self, value: Any, type_hint: Any = None) -> None:
-        self._service = service()
-        self._owner = self._service.rank
-        self._value = self._service.new_identity()
-        self._fork = self._service.new_identity()
-        #: Done when the owner knows of this reference.
+        here = self._service = service()
+        self._home = Home(here.rank, here.numbers[here.rank])
+        self._value = here.references.new_identity()
+        self._fork = here.references.new_identity()
+        #: Done when the owner knows of this reference; until then it may be another one.
         self._created: Future | None = None
+        self._may_move = False
         held = Future()
         held.set_result(value)
         self._service.own(self._value, self._fork, held)
 
     def __del__(self) -> None:
         if hasattr(self, "_fork"):
-            self._service.release(self._owner, self._value, self._fork)
+            self._service.release(self._home, self._value, self._fork)
 
     # ------------------------------------------------------------------ whose it is
 
     def owner(self) -> WorkerInfo:
         """The process that owns the value."""
-        return self._service.infos()[self._owner]
+        return self._service.infos()[self._home.rank]
 
     def owner_name(self) -> str:
         """The name of the process that owns the value."""
@@ -55,7 +57,16 @@ class RRef:
 
     def is_owner(self) -> bool:
         """Whether that is this process."""
-        return self._owner == self._service.rank
+        return self._home.rank == self._service.rank and self._is_here()
+
+    def _is_here(self) -> bool:
+        return self._home.number == self._service.numbers[self._service.rank]
+
+    def _settled(self) -> Home:
+        """The process that owns the value, once no other one can come to own it."""
+        if self._may_move and self._created is not None:
+            self._created.wait()
+        return self._home
 
     def confirmed_by_owner(self) -> bool:
         """Whether the owner knows of this reference."""
@@ -70,11 +81,13 @@ class RRef:
             RuntimeError: this is another process.
         """
         if not self.is_owner():
+            if self._home.rank == self._service.rank:
+                return self.to_here()  # the value has gone with the process that owned it
             raise RuntimeError(
                 f"Cannot call localValue() on a non-local reference. Call it on {self.owner_name()}"
                 ", or use to_here()."
             )
-        return self._service.value(self._value).wait()
+        return self._service.references.held_value(self._value).wait()
 
     def to_here(self, timeout: float = DEFAULT) -> Any:
         """The value itself in the process that owns it, a copy elsewhere.
@@ -89,9 +102,15 @@ class RRef:
         """
         if self.is_owner():
             return self.local_value()
-        return self._service.call(
-            self._owner, _value_of, (self._value,), {}, seconds(timeout)
-        ).wait()
+        return self._call("to_here", _value_of, (self._value,), timeout).wait()
+
+    def _call(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], timeout: float
+    ) -> Future:
+        home, here, what = self._settled(), self._service, f"{name} of RRef {self._value}"
+        return here.calls.make(
+            home.rank, function, args, {}, seconds(timeout), home=home, what=what
+        )
 
     def rpc_sync(self, timeout: float = DEFAULT) -> Any:
         """A stand-in for the value: its methods run at the owner, and give their results.
@@ -123,12 +142,12 @@ class RRef:
         if dist_autograd_ctx_id != -1:
             backward(dist_autograd_ctx_id, [self], retain_graph)
         else:
-            call = (self._value, retain_graph)
-            self._service.call(self._owner, _backward_of, call, {}, seconds(DEFAULT)).wait()
+            self._call("backward", _backward_of, (self._value, retain_graph), DEFAULT).wait()
 
     def __repr__(self) -> str:
         kind = "OwnerRRef" if self.is_owner() else "UserRRef"
-        return f"{kind}(RRefId = {self._value}, ForkId = {self._fork}, owner = {self._owner})"
+        owner = self._home.rank
+        return f"{kind}(RRefId = {self._value}, ForkId = {self._fork}, owner = {owner})"
 
     def __reduce__(self) -> Any:
         raise RuntimeError(
@@ -143,39 +162,55 @@ def remote_reference(
     args: Any,
     kwargs: Any,
     timeout: float,
+    *,
+    home: Home | None = None,
+    repeats: bool = False,
 ) -> RRef:
-    """A reference to what ``function`` will return in rank ``owner``."""
-    value, fork = here.new_identity(), here.new_identity()
-    created = here.call(owner, function, args, kwargs, seconds(timeout), value, fork)
-    return _made(here, owner, value, fork, created)
+    """A reference to what ``function`` will return in rank ``owner``.
+
+    Args:
+        here: the service of this process.
+        owner, function, args, kwargs: whom to call, and with what.
+        timeout: seconds; 0 for any time.
+        home: the process of that rank that it is for; by default the present one.
+        repeats: if that dies first, the next one.
+    """
+    value, fork = here.references.new_identity(), here.references.new_identity()
+    home = Home(owner, here.numbers[owner] if home is None else home.number)
+    created = here.calls.make(
+        owner, function, args, kwargs, seconds(timeout), value, fork, home=home, repeats=repeats
+    )
+    made = _made(here, home, value, fork, created)
+    made._may_move = repeats
+    return made
 
 
 def _made(
-    here: RpcService, owner: int, value: Identity, fork: Identity, created: Future | None
+    here: RpcService, home: Home, value: Identity, fork: Identity, created: Future | None
 ) -> RRef:
     made = RRef.__new__(RRef)
-    made._service, made._owner, made._value = here, owner, value
-    made._created, made._fork = created, fork
+    made._service, made._home, made._value = here, home, value
+    made._created, made._may_move, made._fork = created, False, fork
     return made
 
 
 # ---------------------------------------------------------------------------- on the way
 
 
-def reduced(obj: Any, to: int) -> tuple[Any, ...] | None:
-    """How a reference travels to rank ``to``; None for other objects."""
+def reduced(obj: Any, passed: list[PassedOn]) -> tuple[Any, ...] | None:
+    """How a reference travels; it is added to what is passed on. None for other objects."""
     if not isinstance(obj, RRef):
         return None
-    here = obj._service
-    fork = here.new_identity()
-    here.keep_while_passed_on(fork, to, obj)
-    return _arrived, (obj._owner, obj._value, fork, here.rank)
+    home, here = obj._settled(), obj._service
+    fork = here.references.new_identity()
+    passed.append(PassedOn(fork, home, obj))
+    return _arrived, (home.rank, home.number, obj._value, fork, here.rank)
 
 
-def _arrived(owner: int, value: Identity, fork: Identity, parent: int) -> RRef:
-    here = service()
-    here.hold(owner, value, fork, parent)
-    return _made(here, owner, value, fork, None)
+def _arrived(owner: int, number: int, value: Identity, fork: Identity, parent: int) -> RRef:
+    here, home = service(), Home(owner, number)
+    here.hold(home, value, fork, parent)
+    return _made(here, home, value, fork, None)
 
 
 # ---------------------------------------------------------------------------- at the owner
@@ -183,18 +218,18 @@ def _arrived(owner: int, value: Identity, fork: Identity, parent: int) -> RRef:
 
 @async_execution
 def _value_of(value: Identity) -> Future:
-    return service().value(value)
+    return service().references.value(value)
 
 
 def _backward_of(value: Identity, retain_graph: bool) -> None:
-    tensor = service().value(value).wait()
+    tensor = service().references.value(value).wait()
     if not isinstance(tensor, Tensor):
         raise RuntimeError("RRef should contain a tensor for .backward()")
     tensor.backward(retain_graph=retain_graph)
 
 
 def _call_method(value: Identity, name: str, args: Any, kwargs: Any) -> Any:
-    return getattr(service().value(value).wait(), name)(*args, **kwargs)
+    return getattr(service().references.value(value).wait(), name)(*args, **kwargs)
 
 
 def _let_go(reference: RRef, _: Future) -> None:
@@ -213,11 +248,11 @@ class _Proxy:
         def call(*args: Any, **kwargs: Any) -> Any:
             arguments = (reference._value, name, args, kwargs)
             if self._kind == "remote":
-                owner = reference._owner
-                return remote_reference(here, owner, _call_method, arguments, {}, self._timeout)
-            future = here.call(
-                reference._owner, _call_method, arguments, {}, seconds(self._timeout), NO_VALUE
-            )
+                home = reference._settled()
+                return remote_reference(
+                    here, home.rank, _call_method, arguments, {}, self._timeout, home=home
+                )
+            future = reference._call(name, _call_method, arguments, self._timeout)
             future.add_done_callback(functools.partial(_let_go, reference))
             return future.wait() if self._kind == "rpc_sync" else future
 

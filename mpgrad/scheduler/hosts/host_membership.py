@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+#: The processes that have gone which rank 0 remembers.
+FORMER_MAX = 10_000
+
 # ---------------------------------------------------------------------------- rendezvous
 
 
@@ -18,6 +21,8 @@ class Participant(NamedTuple):
     rank: int
     incarnation: str
     address: str
+    #: How many processes have been this rank before.
+    number: int = 0
 
 
 class HostJoined(NamedTuple):
@@ -29,6 +34,9 @@ class HostJoined(NamedTuple):
     versions: tuple[tuple[str, str], ...]
     #: What decides how its numbers round, in the same form: it may differ.
     arithmetic: tuple[tuple[str, str], ...] = ()
+    #: Of a process that lost rank 0 and waits for the next: by rank, the numbers of the processes
+    #: that it knows. Nothing of one that is new.
+    numbers: tuple[int, ...] = ()
 
 
 class HostGone(NamedTuple):
@@ -68,14 +76,26 @@ class Rendezvous:
         versions: of rank 0; see ``HostJoined``.
         replaces: ranks are started again: of two processes of one rank the one that asked last
             counts. One that waits asks again and again, one that is dead does not.
+        reopens: once all were there, a new process takes the place of one that has gone.
     """
 
     def __init__(
-        self, world_size: int, versions: Sequence[tuple[str, str]], *, replaces: bool = False
+        self,
+        world_size: int,
+        versions: Sequence[tuple[str, str]],
+        *,
+        replaces: bool = False,
+        reopens: bool = False,
     ) -> None:
         self._world_size = world_size
         self._versions = tuple(versions)
-        self._replaces = replaces
+        self._replaces, self._reopens = replaces, reopens
+        #: By rank, the highest number of a process that anybody knows; -1: of none.
+        self._numbers = [-1] * world_size
+        #: Once all were there: the ranks whose processes have gone.
+        self._gone: set[int] = set()
+        #: Processes that have gone, in the order in which they went: they do not come back.
+        self._former: dict[str, None] = {}
         self._members: dict[int, Participant] = {}
         self._arithmetic: dict[int, tuple[tuple[str, str], ...]] = {}
         self._refused: dict[int, str] = {}
@@ -91,34 +111,55 @@ class Rendezvous:
         if isinstance(event, HostJoined):
             return self._join(event)
         if isinstance(event, HostGone):
-            if self.is_open:
-                self._members = {
-                    rank: member
-                    for rank, member in self._members.items()
-                    if member.incarnation != event.incarnation
-                }
+            self._part_from(event.incarnation)
             return []
         return self._expire()
+
+    def _part_from(self, incarnation: str) -> None:
+        for rank, member in list(self._members.items()):
+            if member.incarnation != incarnation:
+                continue
+            if self.is_open:
+                del self._members[rank]
+            else:
+                self._gone.add(rank)
+                self._former[incarnation] = None
+                if len(self._former) > FORMER_MAX:
+                    del self._former[next(iter(self._former))]
 
     def _join(self, event: HostJoined) -> list[Answer]:
         member = event.member
         present = self._members.get(member.rank)
-        if present == member:  # a message that came twice
-            return [] if self.is_open else [SendRoster(member, self._roster())]
-        if self._replaces and not self.is_open:
-            return []  # it waits until this generation is over, and asks again
-        reason = self._objection(event, present)
+        if member.incarnation in self._former:
+            return []
+        if present is not None and present.incarnation == member.incarnation:
+            # A message that came twice.
+            return [] if self.is_open else [SendRoster(present, self._roster())]
+        is_vacant = self._reopens and member.rank in self._gone
+        if self._replaces and not self.is_open and not is_vacant:
+            return []  # it waits until this generation or process is over, and asks again
+        reason = self._objection(event, None if is_vacant else present)
         if reason:
             if present is None:
                 self._refused[member.rank] = reason
             return [RefuseHost(member, reason, is_timeout=False)]
+        if len(event.numbers) == self._world_size:
+            self._numbers = [max(pair) for pair in zip(self._numbers, event.numbers, strict=True)]
+            member = member._replace(number=event.numbers[member.rank])
+        else:
+            member = member._replace(number=-1)
         self._members[member.rank] = member
         self._arithmetic[member.rank] = event.arithmetic
+        self._gone.discard(member.rank)
         if self.missing:
             return []
         self.is_open = False
+        for rank, one in self._members.items():
+            if one.number < 0:
+                self._numbers[rank] += 1
+                self._members[rank] = one._replace(number=self._numbers[rank])
         roster = self._roster()
-        return [SendRoster(to, roster) for to in roster]
+        return [SendRoster(to, roster) for to in roster if to.rank not in self._gone]
 
     def _objection(self, event: HostJoined, present: Participant | None) -> str:
         rank = event.member.rank
@@ -133,7 +174,9 @@ class Rendezvous:
             return f"rank {rank} has {differs[0]}, but rank 0 has {differs[1]}"
         if present is not None and not self._replaces:
             return f"rank {rank} is taken by another process, at {present.address}"
-        return "" if self.is_open else f"the group is complete, and has no place for rank {rank}"
+        if self.is_open or rank in self._gone:
+            return ""
+        return f"the group is complete, and has no place for rank {rank}"
 
     def _roster(self) -> tuple[Participant, ...]:
         return tuple(self._members[rank] for rank in range(self._world_size))
@@ -196,6 +239,12 @@ class PeerDisconnected(NamedTuple):
 
     rank: int
     cause: str
+
+
+class PeerReturned(NamedTuple):
+    """A new process has taken the place of a rank that had gone."""
+
+    rank: int
 
 
 class PeerLeft(NamedTuple):
@@ -284,6 +333,7 @@ class AnswerForEnd(NamedTuple):
 
 MembershipEvent: TypeAlias = (
     PeerDisconnected
+    | PeerReturned
     | PeerLeft
     | FarewellSeen
     | LossTold
@@ -347,6 +397,8 @@ class HostMembership:
         rank = event.rank
         if rank not in self._others:
             return []
+        if isinstance(event, PeerReturned):
+            return self._take_back(rank)
         if isinstance(event, PeerLeft):
             self._left.add(rank)
             self.unanswered.discard(rank)
@@ -360,6 +412,19 @@ class HostMembership:
         self._disconnected.add(rank)
         self.unanswered.discard(rank)
         return [] if rank in self._left else self._lose(rank, event.cause, tells=True)
+
+    def _take_back(self, rank: int) -> list[MembershipInstruction]:
+        """A loss that has ended the group is not undone by it."""
+        self._disconnected.discard(rank)
+        self._left.discard(rank)
+        if self._unread is None:
+            return []
+        self._unread.add(rank)
+        return [SayFarewell(rank)]
+
+    def has_left(self, rank: int) -> bool:
+        """Whether a rank has said farewell, and nobody has come in its place."""
+        return rank in self._left
 
     def _lose(self, rank: int, cause: str, *, tells: bool = False) -> list[MembershipInstruction]:
         if self.loss is not None:

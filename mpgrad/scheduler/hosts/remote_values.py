@@ -12,6 +12,10 @@ from typing import NamedTuple, TypeAlias
 Identity: TypeAlias = tuple[int, int]
 
 
+#: The values that were lost with a host which their owner remembers.
+LOST_MAX = 10_000
+
+
 class ForkAdded(NamedTuple):
     """``holder`` has a new reference; ``parent`` (-1: nobody) keeps its own until then."""
 
@@ -59,6 +63,10 @@ class RemoteValues:
         self._holders: dict[Identity, dict[Identity, int]] = {}
         #: Forks that were dropped before they were known.
         self._early_drops: set[Identity] = set()
+        #: Of values that a host had that has died: that host. It may have passed a reference on.
+        self._dead_holders: dict[Identity, int] = {}
+        #: The same, of those that were dropped.
+        self._lost: dict[Identity, int] = {}
 
     @property
     def count(self) -> int:
@@ -68,6 +76,10 @@ class RemoteValues:
     def is_held(self, value: Identity) -> bool:
         """Whether somebody holds a value."""
         return value in self._holders
+
+    def lost_with(self, value: Identity) -> int | None:
+        """The host that has died with a reference to a value that was dropped; None if none has."""
+        return self._lost.get(value)
 
     def handle_event(self, event: RemoteValueEvent) -> list[RemoteValueInstruction]:
         """What follows."""
@@ -84,6 +96,7 @@ class RemoteValues:
             for fork, holder in forks.items()
             if holder == event.rank
         ]
+        self._dead_holders.update((value, event.rank) for value, _ in gone)
         return [step for value, fork in gone for step in self._drop(value, fork)]
 
     def _add(self, event: ForkAdded) -> list[RemoteValueInstruction]:
@@ -102,4 +115,8 @@ class RemoteValues:
         if forks:
             return []
         del self._holders[value]
+        if value in self._dead_holders:
+            self._lost[value] = self._dead_holders.pop(value)
+            if len(self._lost) > LOST_MAX:
+                del self._lost[next(iter(self._lost))]
         return [DropValue(value)]
