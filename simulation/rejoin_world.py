@@ -111,6 +111,10 @@ class _Thread:
 
     do = ask
 
+    def wait_until(self, is_there: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Only a backward waits so, and these programs have none."""
+        raise AssertionError("a simulated process waits by its program")
+
 
 class _Process:
     """One incarnation of a rank's program."""

@@ -37,17 +37,26 @@ def test_hybrid(ran: Ran, case: str) -> None:
 
 
 WAITS = """
-import os
+import os, threading
 import mpgrad.distributed as dist
 import mpgrad.distributed.rpc as rpc
 
-rpc.init_rpc(f"worker{os.environ['RANK']}")
-if os.environ["RANK"] == "1":
-    # Rank 0 is in init_process_group() by then, or comes to it later.
-    rpc.rpc_sync("worker0", len, ([],))
-dist.init_process_group()
-others = [rpc.rpc_sync(f"worker{rank}", dist.get_rank, ()) for rank in range(3)]
-print(others)
+def has_returned():
+    return not joins.is_alive()
+
+rank = os.environ["RANK"]
+joins = threading.Thread(target=dist.init_process_group)
+rpc.init_rpc(f"worker{rank}")
+if rank == "0":
+    joins.start()
+while rank == "1" and not rpc.rpc_sync("worker0", dist.is_initialized):
+    pass
+if rank == "1":
+    print(any(rpc.rpc_sync("worker0", has_returned) for _ in range(300)))
+if rank != "0":
+    joins.start()
+joins.join()
+print([rpc.rpc_sync(f"worker{rank}", dist.get_rank) for rank in range(3)])
 rpc.shutdown()
 dist.destroy_process_group()
 """
@@ -56,4 +65,5 @@ dist.destroy_process_group()
 def test_a_group_is_there_once_all_have_called_for_it(tmp_path: Path) -> None:
     ran = run_ranks(tmp_path, WAITS, 3)
     assert ran.code == 0, ran.errors
-    assert dict(ran.lines) == {rank: ["[0, 1, 2]"] for rank in range(3)}
+    assert ran.lines[1][0] == "False"
+    assert [ran.lines[rank][-1] for rank in range(3)] == ["[0, 1, 2]"] * 3
