@@ -14,7 +14,7 @@ class _Executing(PerThread):
     node: Node | None = None
 
 
-_executing = _Executing()
+EXECUTING = _Executing()
 
 
 class executing:
@@ -26,15 +26,15 @@ class executing:
         self._node = node
 
     def __enter__(self) -> None:
-        self._before, _executing.node = _executing.node, self._node
+        self._before, EXECUTING.node = EXECUTING.node, self._node
 
     def __exit__(self, *_: object) -> None:
-        _executing.node = self._before
+        EXECUTING.node = self._before
 
 
 def current_autograd_node() -> Node | None:
     """The Node whose hook or Function runs on this thread now; None if there is none."""
-    node = _executing.node
+    node = EXECUTING.node
     if node is not None:
         node.hold_leaf()
     return node

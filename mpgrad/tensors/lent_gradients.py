@@ -44,52 +44,63 @@ class _Loan:
         self.__array_interface__["data"] = (self.__array_interface__["data"][0], True)
 
 
-def lend(grads: list[Any]) -> list[Tensor | None]:
-    """The gradients (arrays or None) as tensors for a user's rule; ``grads`` is emptied.
+def lend(grads: list[Any]) -> tuple[list[Tensor | None], list[LentVersions]]:
+    """The gradients (arrays or None) as tensors for a user's rule, and the loans among them;
+    ``grads`` is emptied.
 
-    The rule may change a gradient that nobody else holds. A small one is copied otherwise. A large
-    one moves to memory of its own before it is changed in place (``LentVersions``); NumPy sees it
+    A small gradient is copied. The rule may change a large one that nobody else holds; any other
+    moves to memory of its own before it is changed in place (``LentVersions``), and NumPy sees it
     read-only.
     """
     lent: list[Tensor | None] = []
+    loans: list[LentVersions] = []
     for nr in range(len(grads)):
         # Taken out of the list, so that this is the only reference if nobody else has one.
         array, grads[nr] = grads[nr], None
         is_here = type(array) is np.ndarray
-        if not is_here:
-            if array is None:
-                lent.append(None)
-                continue
-            if type(array) is ArrayProxy:  # a copy: in another run something else may hold it
+        if is_here:
+            if array.nbytes <= INLINE_LIMIT_BYTES:  # quicker than to see who holds it
                 lent.append(Tensor(array.copy()))
                 continue
+        elif array is None:
+            lent.append(None)
+            continue
+        elif type(array) is ArrayProxy:  # a copy: in another run something else may hold it
+            lent.append(Tensor(array.copy()))
+            continue
+        else:
             is_here = not is_on_gpu(array)
             array = np.asarray(array) if is_here else array
         if is_exclusive(array):
             lent.append(Tensor(array))
             continue
-        if is_here and array.nbytes <= INLINE_LIMIT_BYTES:  # quicker than a loan
-            lent.append(Tensor(array.copy()))
-            continue
         counter = LentVersions(np.asarray(_Loan(array)) if is_here else array, array)
         tensor = Tensor(counter.seen, version_counter=counter)
         counter.add(tensor)
         lent.append(tensor)
-    return lent
+        loans.append(counter)
+    return lent, loans
 
 
-def take_back(lent: list[Tensor | None]) -> list[tuple[Array, Array]]:
+def take_back(loans: Sequence[LentVersions]) -> list[tuple[Array, Array]]:
     """The lent gradients that user code could not change: the array that it saw, and the original
     array."""
     found = []
-    for tensor in lent:
-        counter = None if tensor is None else tensor._version_counter
-        if type(counter) is LentVersions:
-            if isinstance(counter.seen, np.ndarray):  # a GPU's array may be written all the same
-                found.append((counter.seen, counter.original))
-            # User code may keep the tensor, which must not keep the gradient.
-            counter.original = None
+    for loan in loans:
+        if isinstance(loan.seen, np.ndarray):  # a GPU's array may be written all the same
+            found.append((loan.seen, loan.original))
+        # User code may keep the tensor, which must not keep the gradient.
+        loan.original = None
     return found
+
+
+def are_fresh(arrays: list[Any]) -> bool:
+    """Whether each of ``arrays`` owns its memory and nobody else has it, which is the usual case."""
+    for at in range(len(arrays)):
+        # No variable refers to the array, because its references are counted.
+        if arrays[at] is not None and not _is_fresh(arrays, at):
+            return False
+    return True
 
 
 def own(arrays: list[Any], count: int, untouched: Sequence[tuple[Any, Any]]) -> None:

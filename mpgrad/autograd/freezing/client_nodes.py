@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from mpgrad.autograd.running.running_backward import note_early_change
 from mpgrad.dispatch.operator_call import record_call
-from mpgrad.graph.executing import executing
+from mpgrad.graph.executing import EXECUTING, executing
 from mpgrad.graph.grad_modes import enable_grad, is_grad_enabled, no_grad
 from mpgrad.graph.node import InputMetadata, Node
 from mpgrad.graph.registry import OPERATORS
@@ -273,7 +273,8 @@ def run_post_hooks(
 
 def runs_node_hooks(node: Node) -> bool:
     """Whether freezing puts a :class:`HooksAfter` behind ``node`` if that runs."""
-    return node.hooks is not None and bool(node.hooks.pre or node.hooks.post)
+    hooks = node.hooks
+    return hooks is not None and bool(hooks.pre or hooks.post)
 
 
 def rule_of(node: Node) -> Rule:
@@ -286,8 +287,11 @@ def rule_of(node: Node) -> Rule:
 def run_user_code(node: Node, xp: Any, grads: list[Any], needs: Sequence[bool]) -> Sequence[Any]:
     """The rule of a Node whose user code may ask for the Node, or hook it."""
     hooked = runs_node_hooks(node)
-    with executing(node):
+    before, EXECUTING.node = EXECUTING.node, node
+    try:
         results = node.apply(xp, grads, needs)
+    finally:
+        EXECUTING.node = before
     if hooked or not runs_node_hooks(node):
         return results
     # Hooks added while it ran have no HooksAfter. The inputs of the Node were not kept for them:

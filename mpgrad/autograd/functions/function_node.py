@@ -19,7 +19,7 @@ from mpgrad.dispatch.saved_attributes import SavedTensorHandle, function_handles
 from mpgrad.graph.grad_modes import GRAD_MODE, enable_grad
 from mpgrad.graph.node import FREED_MESSAGE, Edge, InputMetadata, Node
 from mpgrad.tensors.hooks_in_force import HOOKS
-from mpgrad.tensors.lent_gradients import lend, own, take_back
+from mpgrad.tensors.lent_gradients import are_fresh, lend, own, take_back
 from mpgrad.tensors.saved_tensor import SavedTensor
 from mpgrad.tensors.tensor import Tensor
 
@@ -134,7 +134,7 @@ class FunctionNode(Node):
         with enable_grad():
             return [
                 value if value is None or isinstance(value, Tensor) else Tensor(value)
-                for value in _checked_gradients(self.function, self.ctx, grads, needs)
+                for value in _checked_gradients(self.function, self.ctx, list(grads), needs)
             ]
 
     def release_saved(self) -> None:
@@ -266,53 +266,58 @@ def run_function_backward(
     Raises:
         RuntimeError: backward returned the wrong number or kind of gradients.
     """
-    lent = lend(grads)
+    lent, loans = lend(grads)
     recorded, GRAD_MODE.enabled = GRAD_MODE.enabled, False
     try:
-        values = _checked_gradients(function, ctx, lent, needs)
+        arrays = _checked_gradients(function, ctx, lent, needs)
     finally:
         GRAD_MODE.enabled = recorded
-    arrays = [value._array if isinstance(value, Tensor) else value for value in values]
-    count = len(arrays)
-    arrays += [None if grad is None else grad._array for grad in lent]
-    untouched = take_back(lent)
-    values.clear()
-    lent.clear()
-    own(arrays, count, untouched)
-    grads[:] = arrays[count:]
-    return arrays[:count]
+    for nr, value in enumerate(arrays):
+        if isinstance(value, Tensor):
+            arrays[nr] = value._array
+    value = None
+    if loans or not are_fresh(arrays):
+        count = len(arrays)
+        arrays += [None if grad is None else grad._array for grad in lent]
+        lent.clear()
+        own(arrays, count, take_back(loans))
+        del arrays[count:]
+    return arrays
 
 
 def _checked_gradients(
     function: type[Any],
     ctx: FunctionContext,
-    grads: Sequence[Tensor | None],
+    grads: list[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Any]:
-    """Call backward; return a Tensor, an array or None for each argument of forward."""
+    """Call backward; return a Tensor, an array or None for each argument of forward.
+
+    ``grads`` gets the zeros that stand for undefined gradients.
+    """
     if ctx._materialize_grads:
-        grads = [
-            Tensor(zeros(*meta)) if grad is None and meta else grad
-            for grad, meta in zip(grads, ctx._outputs, strict=True)
-        ]
-    needs = tuple(map(bool, needs))
+        for nr, grad in enumerate(grads):
+            if grad is None and (meta := ctx._outputs[nr]) is not None:
+                grads[nr] = Tensor(zeros(*meta))
     frames = running_backwards()
-    frames.append((ctx, needs))
+    frames.append((ctx, needs if type(needs) is tuple else tuple(needs)))
     try:
         returned = function._backward_rule()(ctx, *grads)
     finally:
         frames.pop()
     if not isinstance(returned, tuple):
         returned = (returned,)
-    if len(returned) != len(ctx._inputs):
-        returned = _exactly(returned, ctx._inputs, function)
-    values = []
+    inputs = ctx._inputs
+    if len(returned) != len(inputs):
+        returned = _exactly(returned, inputs, function)
+    values = list(returned)
     for position, value in enumerate(returned):
         if value is not None:
-            meta = ctx._inputs[position]
+            meta = inputs[position]
             if meta is None or not isinstance(value, Tensor):
-                value = _gradient(value, meta, position, function)
-        values.append(value if needs[position] else None)
+                values[position] = _gradient(value, meta, position, function)
+            if not needs[position]:
+                values[position] = None
     return values
 
 
