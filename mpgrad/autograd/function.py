@@ -209,8 +209,8 @@ class Function:
             RuntimeError: the class has both names.
             NotImplementedError: it has neither.
         """
-        has_backward = cls.backward is not Function.backward
-        has_vjp = cls.vjp is not Function.vjp
+        backward, vjp = cls.backward, cls.vjp
+        has_backward, has_vjp = backward is not _UNDEFINED, vjp is not _UNDEFINED
         if has_backward and has_vjp:
             raise RuntimeError(
                 "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. "
@@ -221,7 +221,11 @@ class Function:
                 f"{cls.__name__}: You must implement either the backward or vjp method for your "
                 "custom autograd.Function to use it with backward mode AD."
             )
-        return cls.backward if has_backward else cls.vjp
+        return backward if has_backward else vjp
+
+
+#: What ``backward`` and ``vjp`` are where a class does not define them.
+_UNDEFINED = Function.backward
 
 
 def _positional(

@@ -253,14 +253,14 @@ class GraphSource:
         needs = tuple([meta is not None for meta in expected])
         self._write(f"found = run_user_code({this}, xp, grads, {needs})")
         self._write("del grads")
-        self._write(f"require_number({name!r}, found, {count})")
+        self._write(f"if len(found) != {count}: require_number({name!r}, found, {count})")
         self._write(f"{listed([result or '_' for result in results])} = found")
         self._write("del found")
         for nr, result in enumerate(results):
             if result:
                 self._optional.add(result)
                 self._write_check(name, nr, result, expected[nr])
-        self._write(f"if not keeps: {this}.release_saved()")
+        self._write(f"if not keeps and {this}.ctx._saved: {this}.release_saved()")
         self.formulas.are_behind_user_code = True
         return results
 

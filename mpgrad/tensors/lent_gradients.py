@@ -6,8 +6,8 @@ user code. Both copy only memory that somebody else holds, ``lend`` only when us
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from sys import getrefcount
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,7 +25,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 def _counted() -> int:
     arrays = [np.empty(0)]
-    return sys.getrefcount(arrays[0]) - 1
+    return getrefcount(arrays[0]) - 1
 
 
 #: The references of ``sys.getrefcount(holder.array)`` itself (they differ between interpreters).
@@ -95,12 +95,22 @@ def take_back(loans: Sequence[LentVersions]) -> list[tuple[Array, Array]]:
 
 
 def are_fresh(arrays: list[Any]) -> bool:
-    """Whether each of ``arrays`` owns its memory and nobody else has it, which is the usual case."""
-    for at in range(len(arrays)):
-        # No variable refers to the array, because its references are counted.
-        if arrays[at] is not None and not _is_fresh(arrays, at):
+    """Whether each of ``arrays`` owns its memory and nobody else has it, as is usual."""
+    for array in arrays:
+        if array is not None and (array.base is not None or getrefcount(array) > _IN_A_LOOP):
             return False
     return True
+
+
+def _in_a_loop() -> int:
+    arrays = [np.empty(0)]
+    for array in arrays:
+        count = getrefcount(array)
+    return count
+
+
+#: The count in ``are_fresh`` of an array that only the list has (it differs by interpreter).
+_IN_A_LOOP = _in_a_loop()
 
 
 def own(arrays: list[Any], count: int, untouched: Sequence[tuple[Any, Any]]) -> None:
@@ -129,7 +139,7 @@ def own(arrays: list[Any], count: int, untouched: Sequence[tuple[Any, Any]]) -> 
 
 def _is_fresh(arrays: list[Any], at: int) -> bool:
     """Whether it owns its memory and nobody else has it, which is the usual case."""
-    return arrays[at].base is None and sys.getrefcount(arrays[at]) - _COUNTED == 1
+    return arrays[at].base is None and getrefcount(arrays[at]) - _COUNTED == 1
 
 
 def _is_view_for_reading(array: Any, of: Any) -> bool:
@@ -142,7 +152,7 @@ def _is_view_for_reading(array: Any, of: Any) -> bool:
 
 def _is_only_in(arrays: list[Any], at: int) -> bool:
     """Whether ``arrays`` has the only reference to ``arrays[at]`` and to its memory."""
-    if sys.getrefcount(arrays[at]) - _COUNTED > sum([other is arrays[at] for other in arrays]):
+    if getrefcount(arrays[at]) - _COUNTED > sum([other is arrays[at] for other in arrays]):
         return False
     if not is_array(arrays[at]) or arrays[at].base is None:
         return True
@@ -153,4 +163,4 @@ def _is_only_in(arrays: list[Any], at: int) -> bool:
     views = {id(other): other for other in arrays if other is not None}
     known = sum([other.base is arrays[at].base for other in views.values()])
     known += sum([other is arrays[at].base for other in arrays])
-    return sys.getrefcount(arrays[at].base) - _COUNTED <= known + (id(arrays[at].base) in views)
+    return getrefcount(arrays[at].base) - _COUNTED <= known + (id(arrays[at].base) in views)

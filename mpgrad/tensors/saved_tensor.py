@@ -160,6 +160,18 @@ class SavedTensor:
             raise RuntimeError(_DETACHED)
         return tensor._array
 
+    def unchanged_input(self) -> Tensor | None:
+        """The saved tensor, if it is an input to which nothing has happened since; else None, and
+        :meth:`tensor` says more."""
+        tensor = self._tensor
+        if (
+            tensor is None
+            or tensor._version_counter.value != self._version
+            or (tensor._grad_fn is None and not self._was_leaf)
+        ):
+            return None
+        return tensor
+
     def tensor(self, owner: Node | None) -> Tensor:
         """The saved tensor; outputs and unpacked tensors get their history back.
 

@@ -405,11 +405,13 @@ def recorded_edges(
     values: Sequence[Any], needs: Sequence[bool]
 ) -> tuple[list[Edge | None], list[Tensor | None]]:
     """The results of :func:`recorded_edge` for those values whose gradient is needed."""
-    pairs = [
-        recorded_edge(value) if needed else (None, None)
-        for value, needed in zip(values, needs, strict=True)
-    ]
-    return [edge for edge, _ in pairs], [leaf for _, leaf in pairs]
+    edges: list[Edge | None] = []
+    leaves: list[Tensor | None] = []
+    for value, needed in zip(values, needs, strict=True):
+        edge, leaf = recorded_edge(value) if needed else (None, None)
+        edges.append(edge)
+        leaves.append(leaf)
+    return edges, leaves
 
 
 #: Held so that two threads that use a leaf for the first time get the same AccumulateGrad.

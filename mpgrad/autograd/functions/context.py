@@ -140,7 +140,15 @@ class FunctionContext:
             )
         if self._saved is None:
             raise RuntimeError(FREED_MESSAGE)
-        tensors = tuple([self._unpack(item) for item in self._saved])
+        found: list[Tensor | None] = []
+        for item in self._saved:
+            if isinstance(item, SavedTensor):
+                # A saved output comes back with its Node as history; an input needs none.
+                tensor = item.unchanged_input()
+                found.append(item.tensor(self._owner_of(item)) if tensor is None else tensor)
+            else:
+                found.append(item)
+        tensors = tuple(found)
         if self._clears_on_access:
             self._saved, self._was_accessed = (), True
         return tensors
@@ -153,11 +161,8 @@ class FunctionContext:
         )
         return self.saved_tensors
 
-    def _unpack(self, item: SavedTensor | Tensor | None) -> Tensor | None:
-        if not isinstance(item, SavedTensor):
-            return item
-        # A saved output comes back with its Node as history; an input needs none.
-        return item.tensor(self._live_node() if item.holds_input else self._owner())
+    def _owner_of(self, item: SavedTensor) -> FunctionNode | None:
+        return self._live_node() if item.holds_input else self._owner()
 
     @property
     def needs_input_grad(self) -> tuple[bool, ...]:

@@ -16,8 +16,10 @@ import numpy as np
 from mpgrad.autograd.functions.context import FunctionContext, Metadata, running_backwards
 from mpgrad.devices.device_arrays import zeros
 from mpgrad.dispatch.saved_attributes import SavedTensorHandle, function_handles
+from mpgrad.graph.anomaly import mode as anomaly
+from mpgrad.graph.anomaly import origin
 from mpgrad.graph.grad_modes import GRAD_MODE, enable_grad
-from mpgrad.graph.node import FREED_MESSAGE, Edge, InputMetadata, Node
+from mpgrad.graph.node import FREED_MESSAGE, SEQUENCE, Edge, InputMetadata, Node
 from mpgrad.tensors.hooks_in_force import HOOKS
 from mpgrad.tensors.lent_gradients import are_fresh, lend, own, take_back
 from mpgrad.tensors.saved_tensor import SavedTensor
@@ -42,7 +44,13 @@ class FunctionNode(Node):
     def __init__(
         self, function: type[Any], ctx: FunctionContext, next_edges: Sequence[Edge | None]
     ) -> None:
-        super().__init__(next_edges)
+        # Made in each step: it does not call Node.__init__. ``finish`` sets input_metadata.
+        self.next_edges = tuple(next_edges)
+        self.leaves: Any = None
+        self.input_metadata = ()
+        self.sequence_nr = SEQUENCE.next()
+        self.hooks = None
+        self._metadata = origin() if anomaly.enabled else None
         if self._metadata is not None:
             ctx.metadata.update(self._metadata)
         self.function = function
@@ -63,19 +71,23 @@ class FunctionNode(Node):
                     for meta, at in zip(ctx._outputs, differentiable, strict=True)
                 ]
             )
-        self.input_metadata = tuple([meta or _NO_TENSOR for meta in ctx._outputs])
+        metadata: Any = ctx._outputs
+        self.input_metadata = (
+            tuple([meta or _NO_TENSOR for meta in metadata]) if None in metadata else metadata
+        )
         for output_nr, (value, wanted) in enumerate(zip(outputs, differentiable, strict=True)):
             if wanted:
                 value._grad_fn, value._output_nr, value._requires_grad = self, output_nr, True
                 if value._view is not None:  # what forward has changed is in this history
                     value._view.version = value._version_counter.value
-        produced = {id(value) for value in outputs}
-        ctx._saved = tuple(
-            [
-                None if tensor is None else SavedTensor(tensor, is_output=id(tensor) in produced)
-                for tensor in ctx._to_save
-            ]
-        )
+        if ctx._to_save:
+            produced = {*map(id, outputs)}
+            ctx._saved = tuple(
+                [
+                    None if one is None else SavedTensor(one, is_output=id(one) in produced)
+                    for one in ctx._to_save
+                ]
+            )
         ctx._to_save = ctx._dirty = ctx._non_differentiable = ()
         if HOOKS.entered:
             self.has_packed = bool(ctx._saved) and HOOKS.innermost() is not None

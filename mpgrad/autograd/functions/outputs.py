@@ -74,8 +74,9 @@ def _recorded(
     """New tensors as outputs, each as it is."""
     if node is not None:
         _check_saved(ctx)
-        ctx._outputs = tuple([metadata_of(value) for value in produced])
-        node.finish(produced, [value._array.dtype.kind in "fc" for value in produced])
+        metadata = [metadata_of(value) for value in produced]
+        ctx._outputs = tuple(metadata)
+        node.finish(produced, [meta[1].kind in "fc" for meta in metadata])
     return list(produced)
 
 
