@@ -25,12 +25,17 @@ Empty = Callable[[Shape, np.dtype[Any]], Array]
 
 #: Arrays of fewer bytes are not cut: they fit into the cache with all intermediate values.
 WHOLE_BYTES = 64 * 1024
-#: The bytes of a piece of each array; a formula holds about five at a time.
-PIECE_BYTES = 256 * 1024
+#: The bytes of a piece of each array; a formula holds about five at a time. (Smaller ones, which would
+#: fit into a core's own cache, cost more calls than they save: docs/profiles.md.)
+PIECE_BYTES = 1024 * 1024
 #: A formula runs on whole arrays if they cannot be cut into pieces of at most this many bytes.
 PIECE_BYTES_MAX = 2 * 1024 * 1024
 #: The least number of consecutive elements in a piece: shorter rows are slower than whole arrays.
 RUN_MIN = 512
+#: Rows of fewer elements are short, if as many as this share a number: the numbers are repeated
+#: along the rows once (docs/profiles.md, "Layers beside PyTorch").
+ROW_SHORT = 512
+REPEATS_MIN = 8
 #: The number of plans that are kept, one for each formula and shapes.
 PLANS_MAX = 4096
 #: The number of scratch memories that are kept while no thread uses them.
@@ -67,6 +72,8 @@ class _BlockPlan(NamedTuple):
     step: int
     #: The slots of the arrays that are cut.
     moving: tuple[int, ...]
+    #: Whether NumPy's loops go over at least ``_BUFFERED`` elements beside repeated numbers.
+    has_long_rows: bool
 
 
 def blockwise(
@@ -139,10 +146,15 @@ def _planned(
         None if shape is None else tuple(map(int.__eq__, shape, lengths)) for shape in shapes
     )
     inner = tuple(axis for axis, is_inner in enumerate(summed) if is_inner)
+    is_short = cut == 1 and _is_short(lengths)
     others = tuple(d for d in range(len(full)) if axes is None or d not in axes)
     try:
         program = trace(
-            formula, spans, dtype, None if axes is None else (axes, others), Layout(inner, cut)
+            formula,
+            spans,
+            dtype,
+            None if axes is None else (axes, others),
+            Layout(inner, cut, is_short),
         )
     except Untraceable:
         return None
@@ -153,8 +165,18 @@ def _planned(
     moving = tuple(slot for slot, span in enumerate(every) if span is not None and span[cut])
     unit = math.prod(lengths) // lengths[cut] * dtype.itemsize
     step = _piece_length(lengths[cut], unit)
+    row = lengths[-1] * (step if is_short else 1)
     return _BlockPlan(
-        program, tuple(shapes), outputs, dtype, lengths, cut, lengths[cut], step, moving
+        program,
+        tuple(shapes),
+        outputs,
+        dtype,
+        lengths,
+        cut,
+        lengths[cut],
+        step,
+        moving,
+        len(lengths) > 1 and row >= _BUFFERED,
     )
 
 
@@ -183,6 +205,11 @@ def _cut_axis(lengths: Shape, summed: Sequence[bool], itemsize: int) -> int | No
         if _piece_length(length, nbytes // length) >= RUN_MIN:
             return axis
     return None
+
+
+def _is_short(lengths: Shape) -> bool:
+    """Whether a number for each of the rows is repeated along them in memory."""
+    return len(lengths) > 2 and lengths[-1] < ROW_SHORT and lengths[0] >= REPEATS_MIN
 
 
 def _joined_shape(
@@ -231,12 +258,11 @@ def _run(plan: _BlockPlan, given: Sequence[Any]) -> None:
         scratch = _idle_scratch.pop()
     except IndexError:
         scratch = _Scratch()
-    repeats_rows = len(plan.lengths) > 1 and plan.lengths[-1] >= _BUFFERED
-    before = np.setbufsize(_BUFFERED) if repeats_rows else 0
+    before = np.setbufsize(_BUFFERED) if plan.has_long_rows else 0
     try:
         _run_pieces(plan, given, scratch)
     finally:
-        if repeats_rows:
+        if plan.has_long_rows:
             np.setbufsize(before)
         if len(_idle_scratch) < SCRATCHES_MAX:
             _idle_scratch.append(scratch)
@@ -277,11 +303,12 @@ class _Scratch:
         for own, buffer in zip(shapes, wanted, strict=True):
             nbytes = math.prod(own) * buffer.dtype.itemsize
             starts.append(starts[-1] + -(-nbytes // _CACHE_LINE_BYTES) * _CACHE_LINE_BYTES)
-        if starts[-1] + _CACHE_LINE_BYTES > self._memory.nbytes:
-            self._memory = np.empty(starts[-1] + _CACHE_LINE_BYTES, np.uint8)
-        skipped = -self._memory.ctypes.data % _CACHE_LINE_BYTES
+        if starts[-1] > self._memory.nbytes:
+            memory = np.empty(starts[-1] + _CACHE_LINE_BYTES, np.uint8)
+            skipped = -memory.ctypes.data % _CACHE_LINE_BYTES
+            self._memory = memory[skipped : skipped + starts[-1]]
         return [
-            np.ndarray(own, buffer.dtype, self._memory, skipped + start)
+            np.ndarray(own, buffer.dtype, self._memory, start)
             for own, buffer, start in zip(shapes, wanted, starts, strict=False)
         ]
 

@@ -26,57 +26,87 @@ from mpgrad.tensors.tensor import Tensor
 Dims = tuple[int, ...]
 
 
-def _standardized(xp: Any, axes: Dims, x: Any, eps: float, share: float) -> Any:
-    """``x`` with mean 0 and variance 1 over ``axes``, 1 / deviation, mean and variance."""
+def _centered(xp: Any, axes: Dims, x: Any, eps: float, share: float) -> Any:
+    """``x`` with mean 0 over ``axes``, 1 / deviation, mean and variance."""
     mean = xp.multiply(xp.sum(x, axes, True), share)
     centered = xp.subtract(x, mean)
     variance = xp.multiply(xp.sum(xp.multiply(centered, centered), axes, True), share)
     inverse = xp.reciprocal(xp.sqrt(xp.add(variance, eps)))
-    return xp.multiply(centered, inverse), inverse, mean, variance
+    return centered, inverse, mean, variance
 
 
-def _values(
+def _standardized(xp: Any, axes: Dims, x: Any, eps: float, share: float) -> tuple[Any, Any]:
+    """``x`` with mean 0 and variance 1 over ``axes``, and 1 / deviation."""
+    centered, inverse, _, _ = _centered(xp, axes, x, eps, share)
+    return xp.multiply(centered, inverse), inverse
+
+
+def _batch_values(
     xp: Any, axes: Dims, x: Any, weight: Any, bias: Any, eps: float, share: float
 ) -> tuple[Any, Any, Any]:
-    """The result, mean and variance; ``share`` is 1 / the number of elements of a mean."""
-    normal, _, mean, variance = _standardized(xp, axes, x, eps, share)
-    if weight is not None:
-        normal = xp.multiply(normal, weight)
-    return normal if bias is None else xp.add(normal, bias), mean, variance
+    """The result, mean and variance; ``share`` is 1 / the number of elements of a mean.
+
+    Weight and bias are shared over what means are taken over.
+    """
+    centered, inverse, mean, variance = _centered(xp, axes, x, eps, share)
+    scaled = xp.multiply(centered, inverse if weight is None else xp.multiply(inverse, weight))
+    return scaled if bias is None else xp.add(scaled, bias), mean, variance
 
 
 def _layer_values(
     xp: Any, axes: Dims, x: Any, weight: Any, bias: Any, eps: float, share: float
 ) -> Any:
-    return _values(xp, axes, x, weight, bias, eps, share)[0]
+    normal, _ = _standardized(xp, axes, x, eps, share)
+    if weight is not None:
+        normal = xp.multiply(normal, weight)
+    return normal if bias is None else xp.add(normal, bias)
 
 
-def _input_slope(
-    xp: Any, axes: Dims, grad: Any, x: Any, weight: Any, eps: float, share: float
-) -> Any:
-    """The input's gradient (Ioffe and Szegedy, "Batch normalization", 2015, sec. 3)."""
-    normal, inverse, _, _ = _standardized(xp, axes, x, eps, share)
-    return _through(xp, axes, grad, normal, inverse, weight, share)
+def _through(xp: Any, inner: Any, mean: Any, base: Any, slope: Any, scale: Any) -> Any:
+    """The input's gradient (Ioffe and Szegedy, "Batch normalization", 2015, sec. 3).
 
-
-def _through(
-    xp: Any, axes: Dims, grad: Any, normal: Any, inverse: Any, weight: Any, share: float
-) -> Any:
-    inner = grad if weight is None else xp.multiply(grad, weight)
-    mean = xp.multiply(xp.sum(inner, axes, True), share)
-    slope = xp.multiply(xp.sum(xp.multiply(inner, normal), axes, True), share)
-    centered = xp.subtract(xp.subtract(inner, mean), xp.multiply(normal, slope))
-    return xp.multiply(centered, inverse)
+    Args:
+        inner: a gradient, and ``mean`` its mean.
+        base: the input, standardised or at least with mean 0; ``slope`` times it is the part of
+            ``inner`` that changes the deviation.
+        scale: the rest's factor.
+    """
+    rest = xp.subtract(inner, xp.multiply(base, slope))
+    return xp.multiply(xp.subtract(rest, mean), scale)
 
 
 def _batch_slopes(
     xp: Any, axes: Dims, grad: Any, x: Any, weight: Any, eps: float, share: float
 ) -> tuple[Any, Any, Any]:
     """The gradients of input, weight and bias, which are shared over what means are taken over."""
-    normal, inverse, _, _ = _standardized(xp, axes, x, eps, share)
-    for_weight = xp.sum(xp.multiply(grad, normal), axes, True)
-    for_bias = xp.sum(grad, axes, True)
-    return _through(xp, axes, grad, normal, inverse, weight, share), for_weight, for_bias
+    centered, inverse, _, _ = _centered(xp, axes, x, eps, share)
+    total = xp.sum(grad, axes, True)
+    product = xp.sum(xp.multiply(grad, centered), axes, True)
+    for_weight = xp.multiply(product, inverse)
+    slope = xp.multiply(xp.multiply(for_weight, inverse), share)
+    scale = inverse if weight is None else xp.multiply(inverse, weight)
+    mean = xp.multiply(total, share)
+    return _through(xp, grad, mean, centered, slope, scale), for_weight, total
+
+
+def _batch_input_slope(xp: Any, *given: Any) -> Any:
+    return _batch_slopes(xp, *given)[0]
+
+
+def _layer_input_slope(
+    xp: Any, axes: Dims, grad: Any, x: Any, weight: Any, eps: float, share: float
+) -> Any:
+    normal, inverse = _standardized(xp, axes, x, eps, share)
+    return _layer_through(xp, axes, grad, normal, inverse, weight, share)
+
+
+def _layer_through(
+    xp: Any, axes: Dims, grad: Any, normal: Any, inverse: Any, weight: Any, share: float
+) -> Any:
+    inner = grad if weight is None else xp.multiply(grad, weight)
+    mean = xp.multiply(xp.sum(inner, axes, True), share)
+    slope = xp.multiply(xp.sum(xp.multiply(inner, normal), axes, True), share)
+    return _through(xp, inner, mean, normal, slope, inverse)
 
 
 def _layer_slopes(
@@ -84,15 +114,15 @@ def _layer_slopes(
 ) -> tuple[Any, Any, Any]:
     """The gradients of input, weight and bias, which are shared over all other dimensions."""
     others = tuple(range(axes[0]))
-    normal, inverse, _, _ = _standardized(xp, axes, x, eps, share)
+    normal, inverse = _standardized(xp, axes, x, eps, share)
     for_weight = xp.sum(xp.multiply(grad, normal), others, True)
     for_bias = xp.sum(grad, others, True)
-    return _through(xp, axes, grad, normal, inverse, weight, share), for_weight, for_bias
+    return _layer_through(xp, axes, grad, normal, inverse, weight, share), for_weight, for_bias
 
 
 def _grads(
     xp: Any,
-    slopes: Formula,
+    slopes: tuple[Formula, Formula],
     axes: Dims,
     grad: Any,
     input: Any,
@@ -104,7 +134,7 @@ def _grads(
     """The needed gradients of input, weight and bias.
 
     Args:
-        slopes: gives all three.
+        slopes: the first gives all three, the second that of the input.
         axes: what means are taken over.
         shapes: of weight and bias: their own, and those that broadcast to ``input``.
     """
@@ -113,8 +143,8 @@ def _grads(
     weight = None if weight is None else xp.reshape(weight, broadcast)
     operands = (grad, input, weight, eps, share)
     if not (needs[1] or needs[2]):
-        return xp.blockwise(_input_slope, *operands, axes=axes), None, None
-    for_input, for_weight, for_bias = xp.blockwise(slopes, *operands, axes=axes)
+        return xp.blockwise(slopes[1], *operands, axes=axes), None, None
+    for_input, for_weight, for_bias = xp.blockwise(slopes[0], *operands, axes=axes)
     return (
         for_input if needs[0] else None,
         xp.reshape(for_weight, own) if needs[1] else None,
@@ -142,7 +172,7 @@ def _batch_norm_forward(
     axes, shape, channels = _batch_dims(input), _channel_shape(input), (input.shape[1],)
     weight, bias = (None if x is None else xp.reshape(x, shape) for x in (weight, bias))
     out, mean, variance = xp.blockwise(
-        _values, input, weight, bias, eps, _share(input, axes), axes=axes
+        _batch_values, input, weight, bias, eps, _share(input, axes), axes=axes
     )
     return out, xp.reshape(mean, channels), xp.reshape(variance, channels)
 
@@ -151,7 +181,7 @@ _batch_norm = operator(
     "batch_norm",
     _batch_norm_forward,
     joint=lambda xp, grad, input, weight, eps, needs: _grads(
-        xp, _batch_slopes, _batch_dims(input), grad, input, weight, eps, needs,
+        xp, (_batch_slopes, _batch_input_slope), _batch_dims(input), grad, input, weight, eps, needs,
         ((input.shape[1],), _channel_shape(input)),
     ),
 )  # fmt: skip
@@ -277,7 +307,7 @@ _layer_norm = operator(
     "layer_norm",
     _layer_norm_forward,
     joint=lambda xp, grad, input, weight, features, eps, needs: _grads(
-        xp, _layer_slopes, _feature_dims(input, features), grad, input, weight, eps, needs,
+        xp, (_layer_slopes, _layer_input_slope), _feature_dims(input, features), grad, input, weight, eps, needs,
         (input.shape[-features:],) * 2,
     ),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,14 @@ SLOPES = {
 }
 #: Several pieces, the last of them shorter; and one that is just not whole.
 SHAPES = ((131, 1027), (17, 7, 1129), (64 * 1024 // 4,))
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(blockwise, "PIECE_BYTES", 256 * 1024)
+    blockwise._planned.cache_clear()
+    yield
+    blockwise._planned.cache_clear()
 
 
 def draw(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -78,7 +86,7 @@ def test_sums_within_a_piece(formula: Any, axes: Any, shape: tuple[int, ...]) ->
         assert axes in ((0, 1), (0,)), "as above"
 
 
-@pytest.mark.parametrize("formula", [normalization._values, normalization._layer_slopes])
+@pytest.mark.parametrize("formula", [normalization._batch_values, normalization._layer_slopes])
 def test_sums_over_all_pieces(formula: Any) -> None:
     grad, x, weight = draw(517, 700), draw(517, 700, seed=1), draw(1, 700, seed=2)
     operands = (x, weight, weight, 1e-5, 1 / 700)
@@ -91,12 +99,37 @@ def test_sums_over_all_pieces(formula: Any) -> None:
         np.testing.assert_allclose(pieces, whole, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "shape", [(40, 90, 5, 7), (9, 300, 40), (7, 300, 40), (3, 200, 700), (300, 90, 1)], ids=str
+)
+def test_sums_by_channel(shape: tuple[int, ...], dtype: Any) -> None:
+    """Numbers of channels beside rows of any length, among them short ones with many images."""
+    axes, channels = (0, *range(2, len(shape))), (1, shape[1], *(1,) * (len(shape) - 2))
+    grad, x = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype, seed=1) + dtype(5)
+    weight, bias = draw(*channels, dtype=dtype, seed=2), draw(*channels, dtype=dtype, seed=3)
+    share = shape[1] / x.size
+    tolerance = 2e-5 if dtype is np.float32 else 1e-13
+    for formula, operands in (
+        (normalization._batch_values, (x, weight, bias)),
+        (normalization._batch_slopes, (grad, x, weight)),
+        (normalization._batch_slopes, (grad, x, None)),
+    ):
+        pieces = in_pieces(formula, *operands, 1e-5, share, axes=axes)
+        wide = [None if array is None else array.astype(np.float64) for array in operands]
+        whole = formula(XP, axes, *wide, 1e-5, share)
+        for one, exact in zip(pieces, whole, strict=True):
+            assert one.dtype == dtype
+            scale = np.abs(exact).max()
+            np.testing.assert_allclose(one, exact, rtol=0, atol=tolerance * scale)
+
+
 def test_missing_operands_have_programs_of_their_own() -> None:
     x, weight = draw(500, 700), draw(1, 700, seed=1)
     for given in ((weight, None), (None, weight), (None, None), (weight, weight)):
         operands = (x, *given, 1e-5, 1 / 700)
-        pieces = in_pieces(normalization._values, *operands, axes=(1,))
-        whole = normalization._values(XP, (1,), *operands)
+        pieces = in_pieces(normalization._batch_values, *operands, axes=(1,))
+        whole = normalization._batch_values(XP, (1,), *operands)
         np.testing.assert_allclose(pieces[0], whole[0], rtol=2e-4, atol=2e-4)
 
 
