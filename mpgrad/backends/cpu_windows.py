@@ -5,6 +5,7 @@ Arrays are (batch, channels, height, width). Pairs such as ``stride`` are (verti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[int, int]
+
+#: The bytes of the copied taps of a few images, which should stay in the cache.
+COPIED_BYTES = 2**20
 
 
 def output_length(length: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
@@ -33,13 +37,17 @@ def max_pool2d(
         output_length(x.shape[2 + k], kernel[k], stride[k], padding[k], dilation[k]) for k in (0, 1)
     )
     padded = pad(x, padding, _lowest(x.dtype))
-    taps = [tap for _, _, tap in each_tap(padded, kernel, stride, dilation, size)]
     values = xp.empty((*x.shape[:2], *size), x.dtype)
-    np.copyto(values, taps[0])
-    for tap in taps[1:]:
-        np.maximum(values, tap, out=values)
+    winners = np.empty(values.shape, np.min_scalar_type(kernel[0] * kernel[1]))
     inside = _taps_inside(x.shape, kernel, stride, padding, dilation) if any(padding) else None
-    winners = _winners(taps, values, inside)
+    views = [tap for _, _, tap in each_tap(padded, kernel, stride, dilation, size)]
+    per_image = len(views) * math.prod(values.shape[1:]) * x.itemsize
+    together = max(1, COPIED_BYTES // max(per_image, 1))
+    for first in range(0, x.shape[0], together):
+        images = slice(first, first + together)
+        # A tap has short rows, and is read several times.
+        taps = [np.ascontiguousarray(tap[images]) for tap in views]
+        _choose(taps, inside, values[images], winners[images])
     return values, _flat_positions(xp, winners, x.shape, kernel, stride, padding, dilation)
 
 
@@ -61,29 +69,31 @@ def max_pool2d_input_grad(
     return xp.reshape(spread, input_shape)
 
 
-def _winners(taps: list[Array], values: Array, inside: list[Array] | None) -> Array:
-    """For each window the number of the first tap that equals its value, or of its last NaN.
+def _choose(taps: list[Array], inside: list[Array] | None, values: Array, winners: Array) -> None:
+    """Write the largest element of each window, and the number of the first tap that equals it, or
+    of the last NaN.
 
     Args:
         taps: one element of each window, by number.
-        values: the largest ones.
         inside: for each tap, the windows in which it is no padding; None: all.
     """
+    np.copyto(values, taps[0])
+    for tap in taps[1:]:
+        np.maximum(values, tap, out=values)
     missed = np.ones(values.shape, bool)
-    number = np.zeros(values.shape, np.min_scalar_type(len(taps)))
-    for tap_number, tap in enumerate(taps[:-1]):
+    winners.fill(0)
+    for number, tap in enumerate(taps[:-1]):
         misses = tap != values
         if inside is not None:
-            misses |= ~inside[tap_number]
+            misses |= ~inside[number]
         missed &= misses
-        number += missed
+        winners += missed
     if np.isnan(values).any():
-        for tap_number, tap in enumerate(taps):
+        for number, tap in enumerate(taps):
             is_nan = np.isnan(tap)
             if inside is not None:
-                is_nan &= inside[tap_number]
-            number[is_nan] = tap_number
-    return number
+                is_nan &= inside[number]
+            winners[is_nan] = number
 
 
 def _taps_inside(
