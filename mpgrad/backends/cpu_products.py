@@ -50,6 +50,13 @@ def warns_at_random(a: Array, b: Array) -> bool:
     return a.ndim == 1 or b.ndim == 1 or a.shape[-2] == 1 or b.shape[-1] == 1
 
 
+def cpu_features() -> frozenset[str]:
+    """NumPy's names of this CPU's instructions, as far as it looks for them."""
+    compiled: Any = getattr(getattr(np, "_core", None), "_multiarray_umath", None)
+    found = getattr(compiled, "__cpu_features__", {})
+    return frozenset(name for name, is_there in found.items() if is_there)
+
+
 def _blas_layout(x: Array) -> Array:
     """``x``, copied if neither of its last two axes is contiguous (NumPy would not use BLAS)."""
     steps = x.strides
