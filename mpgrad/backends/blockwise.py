@@ -25,8 +25,8 @@ Empty = Callable[[Shape, np.dtype[Any]], Array]
 
 #: Arrays of fewer bytes are not cut: they fit into the cache with all intermediate values.
 WHOLE_BYTES = 64 * 1024
-#: The bytes of a piece of each array; a formula holds about five at a time. (Smaller ones, which would
-#: fit into a core's own cache, cost more calls than they save: docs/profiles.md.)
+#: The bytes of a piece of each array; a formula holds about five at a time. Smaller ones, which
+#: would fit into a core's own cache, cost more calls than they save (docs/profiles.md).
 PIECE_BYTES = 1024 * 1024
 #: A formula runs on whole arrays if they cannot be cut into pieces of at most this many bytes.
 PIECE_BYTES_MAX = 2 * 1024 * 1024
@@ -137,25 +137,21 @@ def _planned(
         return None
     if not {type(operand) for operand in operands} <= {tuple, type, type(None)}:
         return None
-    axis_of, lengths, summed = _joined(full, frozenset(axes or ()))
-    cut = _cut_axis(lengths, summed, dtype.itemsize)
-    shapes = [_joined_shape(operand, full, axis_of, lengths) for operand in operands]
-    if cut is None or () in shapes:
+    patterns = [_pattern(operand[0], full) for operand in operands if isinstance(operand, tuple)]
+    if None in patterns:
         return None
+    axis_of, lengths, summed = _joined(full, axes or (), list(zip(*patterns, strict=True)))
+    cut = _cut_axis(lengths, summed, dtype.itemsize)
+    if cut is None:
+        return None
+    shapes = [_joined_shape(operand, axis_of, lengths) for operand in operands]
     spans = tuple(
         None if shape is None else tuple(map(int.__eq__, shape, lengths)) for shape in shapes
     )
-    inner = tuple(axis for axis, is_inner in enumerate(summed) if is_inner)
-    is_short = cut == 1 and _is_short(lengths)
-    others = tuple(d for d in range(len(full)) if axes is None or d not in axes)
+    is_short = _is_short(lengths)
+    own_axes = tuple(None if n == 1 else axis for axis, n in zip(axis_of, full, strict=True))
     try:
-        program = trace(
-            formula,
-            spans,
-            dtype,
-            None if axes is None else (axes, others),
-            Layout(inner, cut, is_short),
-        )
+        program = trace(formula, spans, dtype, axes, Layout(own_axes, cut, is_short))
     except Untraceable:
         return None
     if len(program.steps) == 1:
@@ -180,16 +176,41 @@ def _planned(
     )
 
 
-def _joined(shape: Shape, axes: frozenset[int]) -> tuple[tuple[int, ...], Shape, list[bool]]:
-    """Neighbouring dimensions that are either all summed or all kept, joined to one axis."""
+def _pattern(shape: Shape, full: Shape) -> tuple[bool, ...] | None:
+    """For each dimension whether an operand extends over it; None if it does not broadcast."""
+    padded = (1,) * (len(full) - len(shape)) + shape
+    if len(padded) > len(full) or any(
+        mine not in (1, whole) for mine, whole in zip(padded, full, strict=True)
+    ):
+        return None
+    return tuple(map(int.__eq__, padded, full))
+
+
+def _joined(
+    shape: Shape, axes: Axes, operands: Sequence[tuple[bool, ...]]
+) -> tuple[tuple[int, ...], Shape, list[bool]]:
+    """Neighbouring dimensions that are either all summed or all kept, and that each operand either
+    extends over or not, joined to one axis.
+
+    Args:
+        shape: of the whole.
+        axes: those that are summed.
+        operands: for each dimension, which operands extend over it.
+    """
     axis_of: list[int] = []
     lengths: list[int] = []
     summed: list[bool] = []
+    known: tuple[bool, ...] | None = None
     for dimension, length in enumerate(shape):
-        if not summed or summed[-1] != (dimension in axes):
+        # One of length 1 joins any other.
+        mine = None if length == 1 else operands[dimension]
+        is_other = mine is not None and known is not None and mine != known
+        if not summed or summed[-1] != (dimension in axes) or is_other:
             summed.append(dimension in axes)
             lengths.append(1)
+            known = None
         lengths[-1] *= length
+        known = mine or known
         axis_of.append(len(lengths) - 1)
     return tuple(axis_of), tuple(lengths), summed
 
@@ -212,23 +233,15 @@ def _is_short(lengths: Shape) -> bool:
     return len(lengths) > 2 and lengths[-1] < ROW_SHORT and lengths[0] >= REPEATS_MIN
 
 
-def _joined_shape(
-    operand: Any, full: Shape, axis_of: tuple[int, ...], lengths: Shape
-) -> Shape | None:
-    """The shape of an operand in joined axes, 1 where it is repeated; () if it has none."""
+def _joined_shape(operand: Any, axis_of: tuple[int, ...], lengths: Shape) -> Shape | None:
+    """The shape of an operand in joined axes, 1 where it is repeated."""
     if operand is None:
         return None
     shape = operand[0] if isinstance(operand, tuple) else ()
-    padded = (1,) * (len(full) - len(shape)) + shape
-    kinds: list[set[bool]] = [set() for _ in lengths]
-    for axis, mine, whole in zip(axis_of, padded, full, strict=True):
-        if mine not in (1, whole):
-            return ()
-        if whole != 1:
-            kinds[axis].add(mine == whole)
-    if any(len(kind) > 1 for kind in kinds):
-        return ()  # one axis of several dimensions, repeated along some of them
-    return tuple(n if True in kind else 1 for n, kind in zip(lengths, kinds, strict=True))
+    joined = [1] * len(lengths)
+    for axis, length in zip(reversed(axis_of), reversed(shape), strict=False):
+        joined[axis] *= length
+    return tuple(joined)
 
 
 def _output(

@@ -47,8 +47,8 @@ CHANNELS_MIN = 16
 NARROW_MAX = 16
 
 #: Products of at most this many multiplications are faster for each image alone: with AVX-512,
-#: OpenBLAS does not copy the operands of products up to 100 x 100 x 100. 64 images of 16 x 4 x 4, 32
-#: channels: 87 us instead of 119; with AVX2 137 us instead of 115.
+#: OpenBLAS does not copy the operands of products up to 100 x 100 x 100. 64 images of 16 x 4 x 4,
+#: 32 channels: 87 us instead of 119; with AVX2 137 us instead of 115.
 SMALL_PRODUCT = 1_000_000 if "AVX512_SKX" in cpu_features() else 0
 
 #: The gradient of a weight for at most this many channels takes columns with channels first: 64
@@ -139,7 +139,9 @@ def conv2d_weight_grad(
         total = found if total is None else np.add(total, found, out=total)
     assert total is not None
     channels, *kernel = weight_shape[1:]
-    out[...] = total.reshape(out_channels, *kernel, channels).transpose(0, 3, 1, 2)
+    if is_last:
+        total = total.reshape(out_channels, *kernel, channels).transpose(0, 3, 1, 2)
+    out[...] = total.reshape(weight_shape)
     return out
 
 

@@ -36,9 +36,10 @@ class Untraceable(Exception):
 
 
 class Layout(NamedTuple):
-    """The axes of a piece that sums go over, and the one that pieces are cut along."""
+    """The axes of a piece, and the one that pieces are cut along."""
 
-    inner: tuple[int, ...]
+    #: For each axis in the formula's own numbers the one of a piece; None if it has length 1.
+    axes: tuple[int | None, ...]
     cut: int
     #: Whether the last axis is so short that a value is repeated along it once, in memory: NumPy's
     #: loops go over that axis and the one before, instead of that axis alone.
@@ -89,7 +90,7 @@ def trace(
     formula: Callable[..., Any],
     operands: tuple[Spans | None, ...],
     dtype: np.dtype[Any],
-    axes: tuple[tuple[int, ...], tuple[int, ...]] | None,
+    axes: tuple[int, ...] | None,
     layout: Layout,
 ) -> Formula:
     """Trace ``formula``.
@@ -98,20 +99,20 @@ def trace(
         formula: ``formula(xp, *operands)``, or ``formula(xp, axes, *operands)`` with ``axes``.
         operands: the axes that each extends over; None for a None.
         dtype: of all of them.
-        axes: the axes that it sums over, and all others, in the formula's own numbers.
+        axes: what it gets as ``axes``, in its own numbers.
         layout: of the pieces.
 
     Raises:
         Untraceable: it has to run on whole arrays.
     """
-    tracer = _FormulaTracer(dtype, axes, layout)
+    tracer = _FormulaTracer(dtype, layout)
     values = [None if spans is None else tracer.value(spans, dtype) for spans in operands]
     # A None has a slot, too, so that operands and slots have the same numbers.
     for number, value in enumerate(values):
         if value is not None:
             value.number = number
     tracer.count = len(values)
-    given = formula(tracer, *values) if axes is None else formula(tracer, axes[0], *values)
+    given = formula(tracer, *values) if axes is None else formula(tracer, axes, *values)
     several = isinstance(given, tuple)
     return tracer.program(len(values), given if several else (given,), several)
 
@@ -119,8 +120,8 @@ def trace(
 class _FormulaTracer:
     """The array namespace that records calls (the list is in ``mpgrad.backends``)."""
 
-    def __init__(self, dtype: np.dtype[Any], axes: Any, layout: Layout) -> None:
-        self._dtype, self._axes, self._layout = dtype, axes, layout
+    def __init__(self, dtype: np.dtype[Any], layout: Layout) -> None:
+        self._dtype, self._layout = dtype, layout
         self.count = 0
         self._steps: list[tuple[Callable[..., Any], tuple[TracedArray, ...], TracedArray]] = []
         self._constants: dict[float, tuple[TracedArray, Array]] = {}
@@ -155,8 +156,8 @@ class _FormulaTracer:
         return out
 
     def _along_rows(self, value: TracedArray) -> TracedArray:
-        """``value``, repeated along the last axis if it extends over the one before alone."""
-        if value.spans[-2:] != (True, False) or any(value.spans[:-2]):
+        """``value``, repeated along the last axis if it is along the first one, too."""
+        if value.spans[:1] != (False,) or value.spans[-1] or not any(value.spans):
             return value
         if value.number not in self._repeated:
             repeated = self.value((*value.spans[:-1], True), value.dtype)
@@ -209,19 +210,23 @@ class _FormulaTracer:
         return self._reduce(np.maximum, x, axis, keepdims)
 
     def _reduce(self, ufunc: np.ufunc, x: Any, axis: Any, keepdims: bool) -> TracedArray:
-        value, (inner, cut, _) = self._operand(x), self._layout
-        if not keepdims or self._axes is None or axis not in self._axes:
-            raise Untraceable("reductions must keep their dimensions and go over the named axes")
-        if axis == self._axes[0]:
-            ends = ufunc is np.add and inner[-1] == len(value.spans) - 1
-            function = _RowSum(inner) if ends else _reduction(ufunc, inner)
-            return self._reduce_over(inner, function, value)
-        others = tuple(at for at in range(len(value.spans)) if at not in inner)
-        if others != (cut,) or ufunc is not np.add:
-            raise Untraceable("only a sum can go over all pieces")
-        total = self._reduce_over(others, _accumulation(others), value)
-        self._totals.add(total.number)
-        return total
+        value, (axes, cut, _) = self._operand(x), self._layout
+        if not keepdims or type(axis) is not tuple:
+            raise Untraceable("reductions must keep their dimensions and name their axes")
+        over = {mine for mine in (axes[at] for at in axis) if mine is not None}
+        if any(mine in over and at not in axis for at, mine in enumerate(axes)):
+            raise Untraceable("a reduction over a part of the axes that are joined")
+        within = tuple(sorted(over - {cut}))
+        if within:
+            ends = ufunc is np.add and within[-1] == len(value.spans) - 1
+            function = _RowSum(within) if ends else _reduction(ufunc, within)
+            value = self._reduce_over(within, function, value)
+        if cut in over:
+            if ufunc is not np.add:
+                raise Untraceable("only a sum can go over all pieces")
+            value = self._reduce_over((cut,), _accumulation((cut,)), value)
+            self._totals.add(value.number)
+        return value
 
     def _reduce_over(
         self, axes: tuple[int, ...], function: Callable[..., Any], value: TracedArray
@@ -326,12 +331,17 @@ class _RowSum:
     """A sum over ``axes``, one of which is the last: it takes a third of the time of ``np.sum``."""
 
     def __init__(self, axes: tuple[int, ...]) -> None:
-        self._others = axes[:-1]
+        first, last = axes[0], axes[-1]
+        are_neighbours = len(axes) == last - first + 1
+        #: All axes from this one on are a row.
+        self._row = first if are_neighbours else last
+        self._others = () if are_neighbours else axes[:-1]
 
     def __call__(self, x: Array, out: Array) -> None:
         if self._others and x.shape[-1] < ROW_MIN:
             reduce: Any = np.add.reduce
             x = reduce(x, self._others, None, None, True)
+        x = self._rows(x)
         self._of_rows(x, _ones(x.shape[-1], x.dtype), out)
 
     def of_products(self, a: Array, b: Array, out: Array) -> None:
@@ -339,14 +349,17 @@ class _RowSum:
         if self._others and a.shape[-1] < ROW_OF_PRODUCTS_MIN:
             self(np.multiply(a, b), out)
         else:
-            self._of_rows(a, b, out)
+            self._of_rows(self._rows(a), self._rows(b), out)
+
+    def _rows(self, x: Array) -> Array:
+        return x if self._row == x.ndim - 1 else x.reshape(*x.shape[: self._row], -1)
 
     def _of_rows(self, a: Array, b: Array, out: Array) -> None:
         if self._others:
             reduce: Any = np.add.reduce
             reduce(np.vecdot(a, b), self._others, None, out[..., 0], True)
         else:
-            np.vecdot(a, b, out=out[..., 0])
+            np.vecdot(a, b, out=out.reshape(out.shape[: self._row]))
 
 
 @functools.lru_cache(64)

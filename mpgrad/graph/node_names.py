@@ -80,6 +80,7 @@ _NAMES: dict[str, str | Naming] = {
     "gelu_tanh": "GeluBackward0",
     "getitem": _getitem,
     "index_put": "IndexPutBackward0",
+    "group_norm": "NativeGroupNormBackward0",
     "layer_norm": "NativeLayerNormBackward0",
     "linear": "AddmmBackward0",
     "log1p": "Log1PBackward0",

@@ -26,19 +26,19 @@ from mpgrad.tensors.tensor import Tensor
 Dims = tuple[int, ...]
 
 
-def _centered(xp: Any, axes: Dims, x: Any, eps: float, share: float) -> Any:
+def centered(xp: Any, axes: Dims, x: Any, eps: float, share: float) -> Any:
     """``x`` with mean 0 over ``axes``, 1 / deviation, mean and variance."""
     mean = xp.multiply(xp.sum(x, axes, True), share)
-    centered = xp.subtract(x, mean)
-    variance = xp.multiply(xp.sum(xp.multiply(centered, centered), axes, True), share)
+    base = xp.subtract(x, mean)
+    variance = xp.multiply(xp.sum(xp.multiply(base, base), axes, True), share)
     inverse = xp.reciprocal(xp.sqrt(xp.add(variance, eps)))
-    return centered, inverse, mean, variance
+    return base, inverse, mean, variance
 
 
 def _standardized(xp: Any, axes: Dims, x: Any, eps: float, share: float) -> tuple[Any, Any]:
     """``x`` with mean 0 and variance 1 over ``axes``, and 1 / deviation."""
-    centered, inverse, _, _ = _centered(xp, axes, x, eps, share)
-    return xp.multiply(centered, inverse), inverse
+    base, inverse, _, _ = centered(xp, axes, x, eps, share)
+    return xp.multiply(base, inverse), inverse
 
 
 def _batch_values(
@@ -48,12 +48,12 @@ def _batch_values(
 
     Weight and bias are shared over what means are taken over.
     """
-    centered, inverse, mean, variance = _centered(xp, axes, x, eps, share)
-    scaled = xp.multiply(centered, inverse if weight is None else xp.multiply(inverse, weight))
+    base, inverse, mean, variance = centered(xp, axes, x, eps, share)
+    scaled = xp.multiply(base, inverse if weight is None else xp.multiply(inverse, weight))
     return scaled if bias is None else xp.add(scaled, bias), mean, variance
 
 
-def _layer_values(
+def layer_values(
     xp: Any, axes: Dims, x: Any, weight: Any, bias: Any, eps: float, share: float
 ) -> Any:
     normal, _ = _standardized(xp, axes, x, eps, share)
@@ -79,14 +79,14 @@ def _batch_slopes(
     xp: Any, axes: Dims, grad: Any, x: Any, weight: Any, eps: float, share: float
 ) -> tuple[Any, Any, Any]:
     """The gradients of input, weight and bias, which are shared over what means are taken over."""
-    centered, inverse, _, _ = _centered(xp, axes, x, eps, share)
+    base, inverse, _, _ = centered(xp, axes, x, eps, share)
     total = xp.sum(grad, axes, True)
-    product = xp.sum(xp.multiply(grad, centered), axes, True)
+    product = xp.sum(xp.multiply(grad, base), axes, True)
     for_weight = xp.multiply(product, inverse)
     slope = xp.multiply(xp.multiply(for_weight, inverse), share)
     scale = inverse if weight is None else xp.multiply(inverse, weight)
     mean = xp.multiply(total, share)
-    return _through(xp, grad, mean, centered, slope, scale), for_weight, total
+    return _through(xp, grad, mean, base, slope, scale), for_weight, total
 
 
 def _batch_input_slope(xp: Any, *given: Any) -> Any:
@@ -120,7 +120,7 @@ def _layer_slopes(
     return _layer_through(xp, axes, grad, normal, inverse, weight, share), for_weight, for_bias
 
 
-def _grads(
+def needed_grads(
     xp: Any,
     slopes: tuple[Formula, Formula],
     axes: Dims,
@@ -138,7 +138,7 @@ def _grads(
         axes: what means are taken over.
         shapes: of weight and bias: their own, and those that broadcast to ``input``.
     """
-    share = _share(input, axes)
+    share = share_of_one(input, axes)
     own, broadcast = shapes
     weight = None if weight is None else xp.reshape(weight, broadcast)
     operands = (grad, input, weight, eps, share)
@@ -152,7 +152,7 @@ def _grads(
     )
 
 
-def _share(x: Any, axes: Dims) -> float:
+def share_of_one(x: Any, axes: Dims) -> float:
     """Of one element in a mean over ``axes``."""
     return 1 / max(math.prod(x.shape[d] for d in axes), 1)
 
@@ -172,7 +172,7 @@ def _batch_norm_forward(
     axes, shape, channels = _batch_dims(input), _channel_shape(input), (input.shape[1],)
     weight, bias = (None if x is None else xp.reshape(x, shape) for x in (weight, bias))
     out, mean, variance = xp.blockwise(
-        _batch_values, input, weight, bias, eps, _share(input, axes), axes=axes
+        _batch_values, input, weight, bias, eps, share_of_one(input, axes), axes=axes
     )
     return out, xp.reshape(mean, channels), xp.reshape(variance, channels)
 
@@ -180,11 +180,18 @@ def _batch_norm_forward(
 _batch_norm = operator(
     "batch_norm",
     _batch_norm_forward,
-    joint=lambda xp, grad, input, weight, eps, needs: _grads(
-        xp, (_batch_slopes, _batch_input_slope), _batch_dims(input), grad, input, weight, eps, needs,
+    joint=lambda xp, grad, input, weight, eps, needs: needed_grads(
+        xp,
+        (_batch_slopes, _batch_input_slope),
+        _batch_dims(input),
+        grad,
+        input,
+        weight,
+        eps,
+        needs,
         ((input.shape[1],), _channel_shape(input)),
     ),
-)  # fmt: skip
+)
 
 
 def batch_norm(
@@ -299,18 +306,25 @@ def _layer_norm_forward(
     xp: Any, input: Any, weight: Any, bias: Any, *, features: int, eps: float
 ) -> Any:
     axes = _feature_dims(input, features)
-    share = _share(input, axes)
-    return xp.blockwise(_layer_values, input, weight, bias, eps, share, axes=axes)
+    share = share_of_one(input, axes)
+    return xp.blockwise(layer_values, input, weight, bias, eps, share, axes=axes)
 
 
 _layer_norm = operator(
     "layer_norm",
     _layer_norm_forward,
-    joint=lambda xp, grad, input, weight, features, eps, needs: _grads(
-        xp, (_layer_slopes, _layer_input_slope), _feature_dims(input, features), grad, input, weight, eps, needs,
+    joint=lambda xp, grad, input, weight, features, eps, needs: needed_grads(
+        xp,
+        (_layer_slopes, _layer_input_slope),
+        _feature_dims(input, features),
+        grad,
+        input,
+        weight,
+        eps,
+        needs,
         (input.shape[-features:],) * 2,
     ),
-)  # fmt: skip
+)
 
 
 def layer_norm(
