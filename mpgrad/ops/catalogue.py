@@ -16,6 +16,7 @@ from mpgrad.ops import (  # noqa: F401
     extrema,
     factorizations,
     fourier,
+    group_norm,
     indexing,
     linalg,
     linear_systems,
