@@ -11,6 +11,7 @@ from mpgrad.ops.arithmetic import add, mul
 from mpgrad.ops.normalization import (
     batch_norm,
     centered,
+    layer_input_slope,
     layer_values,
     narrow,
     needed_grads,
@@ -80,7 +81,9 @@ def _group_norm_grads(
 ) -> tuple[Any, Any, Any]:
     shape = _grouped(input, groups)
     grad, x = xp.reshape(grad, shape), xp.reshape(input, shape)
-    slopes = (_group_slopes, _group_input_slope)
+    # Without a weight, no operand tells a group's channels from its pixels: blockwise joins them.
+    alone = layer_input_slope if weight is None else _group_input_slope
+    slopes = (_group_slopes, alone)
     shapes = (input.shape[1],), (1, *shape[1:3], 1)
     found, *others = needed_grads(xp, slopes, _MEMBERS, grad, x, weight, eps, needs, shapes)
     return (None if found is None else xp.reshape(found, input.shape), *others)

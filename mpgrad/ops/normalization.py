@@ -93,7 +93,7 @@ def _batch_input_slope(xp: Any, *given: Any) -> Any:
     return _batch_slopes(xp, *given)[0]
 
 
-def _layer_input_slope(
+def layer_input_slope(
     xp: Any, axes: Dims, grad: Any, x: Any, weight: Any, eps: float, share: float
 ) -> Any:
     normal, inverse = _standardized(xp, axes, x, eps, share)
@@ -315,7 +315,7 @@ _layer_norm = operator(
     _layer_norm_forward,
     joint=lambda xp, grad, input, weight, features, eps, needs: needed_grads(
         xp,
-        (_layer_slopes, _layer_input_slope),
+        (_layer_slopes, layer_input_slope),
         _feature_dims(input, features),
         grad,
         input,

@@ -11,7 +11,7 @@ import pytest
 import mpgrad as mg
 from mpgrad.backends import blockwise
 from mpgrad.backends.cpu import CpuBackend
-from mpgrad.ops import activation, normalization
+from mpgrad.ops import activation, group_norm, normalization
 from tests.semantics.paired import compare, seen
 from tests.torch_outcomes import Of
 
@@ -122,6 +122,27 @@ def test_sums_by_channel(shape: tuple[int, ...], dtype: Any) -> None:
             assert one.dtype == dtype
             scale = np.abs(exact).max()
             np.testing.assert_allclose(one, exact, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("shape", [(40, 3, 5, 60), (7, 4, 2, 3000), (90, 1, 9, 70)], ids=str)
+def test_sums_by_group_and_by_channel(shape: tuple[int, ...]) -> None:
+    """(batch, groups, channels of a group, pixels): an operand that extends over the middle."""
+    grad, x, weight = draw(*shape), draw(*shape, seed=1), draw(1, *shape[1:3], 1, seed=2)
+    for formula, operands in (
+        (normalization.layer_values, (x, weight, weight)),
+        (group_norm._group_slopes, (grad, x, weight)),
+        (normalization.layer_input_slope, (grad, x, None)),
+    ):
+        given = (*operands, 1e-5, 1 / (shape[2] * shape[3]))
+        pieces = in_pieces(formula, *given, axes=(2, 3))
+        wide = [v.astype(np.float64) if isinstance(v, np.ndarray) else v for v in given]
+        whole = formula(XP, (2, 3), *wide)
+        several = isinstance(whole, tuple)
+        for one, exact in zip(
+            pieces if several else [pieces], whole if several else [whole], strict=True
+        ):
+            assert one.shape == exact.shape
+            np.testing.assert_allclose(one, exact, rtol=0, atol=2e-5 * np.abs(exact).max())
 
 
 def test_missing_operands_have_programs_of_their_own() -> None:

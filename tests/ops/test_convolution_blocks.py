@@ -60,6 +60,8 @@ GEOMETRIES = [
     Geometry((2, 16, 5, 6), 4, (2, 3), padding=(2, 1)),
     Geometry((2, 16, 5, cpu_conv.NARROW_MAX + 1), 4, padding=(1, 1)),
     Geometry((2, 32, 9, 6), 4, (2, 3), padding=(1, 1), dilation=(2, 2), groups=2),
+    Geometry((2, 2, 5, 4), 3, (2, 3), padding=(1, 1)),
+    Geometry((2, 128, 16, 16), 66, padding=(1, 1)),
 ]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
+from mpgrad.backends import cpu_windows
 from mpgrad.backends.cpu import CpuBackend
 from tests.torch_outcomes import Of
 
@@ -172,6 +173,16 @@ def test_max_pool_of_windows_with_many_elements() -> None:
         window = x[at[0], at[1], at[2] * 17 :, at[3] * 18 :][:17, :18]
         assert values[at] == window.max()
         assert x[at[0], at[1]].ravel()[positions[at]] == values[at]
+
+
+def test_max_pool_of_a_few_images_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = draw(5, 3, 9, 8)
+    x[1, 0, 4, 4] = x[3, 2, 0, 0] = np.nan
+    options = {"kernel": (3, 2), "stride": (2, 2), "padding": (1, 1), "dilation": (1, 1)}
+    at_once = CpuBackend(np.empty).max_pool2d(x, **options)
+    monkeypatch.setattr(cpu_windows, "COPIED_BYTES", 2 * at_once[0][0].nbytes * 6)
+    for found, expected in zip(CpuBackend(np.empty).max_pool2d(x, **options), at_once, strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_a_sum_by_channel_has_the_same_bits_as_source() -> None:
