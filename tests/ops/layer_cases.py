@@ -23,6 +23,11 @@ def _attended(m: Any, query: Any, memory: Any, weight: Any, bias: Any) -> Any:
 
 ENTRIES: list[Entry] = [
     (
+        "group_norm",
+        lambda m, x, w, b: m.nn.functional.group_norm(x, 2, w, b),
+        ((2, 4, 2, 2), (4,), (4,)),
+    ),
+    (
         "conv3d",
         lambda m, x, w, b: m.conv3d(x, w, b, 2, 1),
         ((1, 2, 3, 3, 3), (2, 2, 2, 2, 2), (2,)),
