@@ -62,7 +62,7 @@ def test_every_operator_and_its_gradients(case: Case, gpus: str) -> None:
         if ours is not None and theirs is not None:
             assert ours.device == mg.device("cuda", 0)
             # Each backend adds up convolutions, and sums by channel, in an order of its own.
-            is_exact = not {"conv2d", "conv3d", "batch_norm"} & set(case.name.split())
+            is_exact = "conv" not in case.name and "batch_norm" not in case.name
             is_exact = is_exact and case.name not in (
                 "add broadcasting",
                 "complex sum dims keepdim",

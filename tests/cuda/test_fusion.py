@@ -12,7 +12,7 @@ import pytest
 from mpgrad.devices.cuda_backend import SPLIT_SUM_MIN, CudaBackend, _last_and_first
 from mpgrad.devices.cuda_driver import CudaDriver
 from mpgrad.graph.registry import OPERATORS
-from mpgrad.ops import activation, normalization, transcendental  # noqa: F401
+from mpgrad.ops import activation, group_norm, normalization, transcendental  # noqa: F401
 from tests.cuda.fake_driver.driver import FakeCudaDriver
 
 ELEMENTWISE = sorted(name for name, operator in OPERATORS.items() if operator.elementwise)
@@ -24,9 +24,11 @@ REDUCING = {
     "softmax": (activation._softmax_values, 1, (), (2,)),
     "softmax slope": (activation._softmax_slope, 2, (), (2,)),
     "log softmax slope": (activation._log_softmax_slope, 2, (), (1,)),
-    "normalization": (normalization._values, 1, (None, None, 1e-5, 1 / 12), (0, 2)),
+    "batch values": (normalization._batch_values, 1, (None, None, 1e-5, 1 / 12), (0, 2)),
+    "layer values": (normalization.layer_values, 1, (None, None, 1e-5, 1 / 4), (2,)),
     "layer slopes": (normalization._layer_slopes, 2, (None, 1e-5, 1 / 4), (2,)),
     "batch slopes": (normalization._batch_slopes, 2, (None, 1e-5, 1 / 12), (0, 2)),
+    "group slopes": (group_norm._group_slopes, 2, (None, 1e-5, 1 / 4), (2, 3)),
 }
 
 
@@ -63,7 +65,8 @@ def test_an_elementwise_derivative_is_one_kernel(name: str, dtype: str, xp: Cuda
 @pytest.mark.parametrize("case", REDUCING)
 def test_sums_and_maxima_stand_between_kernels(case: str, xp: CudaBackend) -> None:
     formula, count, rest, axes = REDUCING[case]
-    operands = (*drawn(xp, count, "f4", 3, 2, 4), *rest)
+    shape = (3, 2, 2, 2) if 3 in axes else (3, 2, 4)
+    operands = (*drawn(xp, count, "f4", *shape), *rest)
     assert_same(xp.blockwise(formula, *operands, axes=axes), formula(xp, axes, *operands))
     plan = xp._fusion._plan(formula, axes, tuple(operand is None for operand in operands))
     kernels = [*plan._kernels, *(kernel for _, kernel in plan._reductions)]
