@@ -6,6 +6,7 @@ This file knows no other part of the package.
 from __future__ import annotations
 
 import contextlib
+import functools
 
 
 class MpgradError(RuntimeError):
@@ -43,23 +44,28 @@ class ResultsDiffer(MpgradError):
 
 
 class HostLost(MpgradError):
-    """A rank of a process group died, cannot be reached, or left while others waited for it.
+    """A rank died, cannot be reached, or left while others waited for it.
 
     Attributes:
         rank: the lost rank.
         cause: the reason, as far as it is known.
+        during: what has ended by that.
+        of_calls: remote calls, which go on with the others, not a process group, which does not.
     """
 
-    def __init__(self, rank: int, cause: str, during: str = "") -> None:
-        self.rank, self.cause, self.during = rank, cause, during
+    def __init__(self, rank: int, cause: str, during: str = "", *, of_calls: bool = False) -> None:
+        self.rank, self.cause, self.during, self.of_calls = rank, cause, during, of_calls
         what = f"{during}: " if during else ""
-        super().__init__(
-            f"{what}rank {rank} is lost: {cause}. Its groups cannot go on without it: start all "
-            "ranks again."
+        remedy = (
+            "What it owned is lost. `mpgrad run --max-restarts` would start it again for calls."
+            if of_calls
+            else "Its groups cannot go on without it: start all ranks again."
         )
+        super().__init__(f"{what}rank {rank} is lost: {cause}. {remedy}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (self.rank, self.cause, self.during))
+        make = functools.partial(type(self), of_calls=self.of_calls)
+        return make, (self.rank, self.cause, self.during)
 
 
 class RendezvousTimeout(MpgradError, TimeoutError):

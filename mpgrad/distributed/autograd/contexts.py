@@ -155,7 +155,7 @@ class Contexts:
             return found
         loss = self._released.loss(context_id)
         if loss is not None:
-            raise HostLost(*loss, f"autograd context {context_id}")
+            raise HostLost(*loss, f"autograd context {context_id}", of_calls=True)
         raise RuntimeError(f"Could not find autograd context with id: {context_id}")
 
     def known(self, context_id: int) -> DistAutogradContext | None:

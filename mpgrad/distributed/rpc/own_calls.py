@@ -191,7 +191,7 @@ class OwnCalls:
                 f"RPC ran for more than set timeout: {pending.what} in rank {pending.to}"
             )
         cause = self._causes.get(pending.to, "it was started again")
-        return HostLost(pending.to, cause, f"rpc of {pending.what}")
+        return HostLost(pending.to, cause, f"rpc of {pending.what}", of_calls=True)
 
     def end(self, message: CallEnded, frames: Frames) -> None:
         if not self._calls.handle_event(CallAnswered(message.number)):

@@ -106,7 +106,7 @@ class References:
         nobody = Future()
         if dead is not None:
             cause = "it had passed on the reference, and nobody else had one"
-            nobody.set_exception(HostLost(dead, cause, f"RRef {value}"))
+            nobody.set_exception(HostLost(dead, cause, f"RRef {value}", of_calls=True))
         else:
             nobody.set_exception(RuntimeError(f"nobody holds the value of RRef {value} any more"))
         return nobody
@@ -198,7 +198,9 @@ class References:
             if self._is_gone(Home(rank, number)):
                 self._awaited.discard(value)
                 cause = self._lost.get(rank, REPLACED)
-                self._values[value].set_exception(HostLost(rank, cause, f"RRef {value}"))
+                self._values[value].set_exception(
+                    HostLost(rank, cause, f"RRef {value}", of_calls=True)
+                )
 
     def _is_gone(self, home: Home) -> bool:
         present = self._present[home.rank]
