@@ -346,12 +346,12 @@ def guard_source(
     ordered = "list(map(lt, numbers, numbers[1:])) == rises"
     if not all(rises):
         ordered += " and sorted(numbers) == numbers"
+    if lines:  # else it is a leaf alone
+        no_such_edges = "    except (TypeError, ValueError):  # no edge, or another number of them"
+        lines = ["    try:", *lines, no_such_edges, "        return None"]
     source = [
         "def guard(n0, root_nr):",
-        "    try:",
         *lines,
-        "    except (TypeError, ValueError):  # no edge, or another number of them",
-        "        return None",
         f"    nodes = [{', '.join(every)}]",
         *[f"    if not ({condition}): return None" for condition in conditions],
         f"    numbers = [{', '.join([f'n{at}.sequence_nr' for at in others])}]",
