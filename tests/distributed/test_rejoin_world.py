@@ -156,10 +156,6 @@ def references_of_the_dead_are_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(References, "_is_gone", lambda *_: False)
 
 
-def values_that_nobody_will_make_are_waited_for(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(References, "_give_up_awaited", lambda _: None)
-
-
 def farewells_go_to_the_first_processes_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostMembership, "_take_back", lambda *_: [])
 
@@ -188,7 +184,6 @@ def one_idle_round_is_enough(patch: pytest.MonkeyPatch) -> None:
         a_call_that_may_be_repeated_fails,
         any_call_is_repeated,
         references_of_the_dead_are_waited_for,
-        pytest.param(values_that_nobody_will_make_are_waited_for, marks=pytest.mark.long),
         farewells_go_to_the_first_processes_alone,
         a_report_of_the_dead_counts,
         one_idle_round_is_enough,
@@ -300,6 +295,21 @@ def test_what_is_for_a_process_to_come_waits_for_it() -> None:
     assert sent[1:] == [(1, ForkHeld(value, fork, 2)), (1, ForkReleased(((value, fork),)))]
     known.hold(Home(1, 0), value, fork, 2)
     assert len(sent) == 3
+
+
+@pytest.mark.parametrize("is_asked_for_before", [False, True])
+def test_a_value_whose_call_will_never_come_is_lost(is_asked_for_before: bool) -> None:
+    lost: dict[int, str] = {}
+    known = References(0, [0, 0, 0], lost, lambda to, message: None)
+    known.note(ForkAdded((2, 5), (1, 0), 1, -1))
+    if is_asked_for_before:
+        assert not known.value((2, 5)).done()
+    lost[2] = "it died"
+    known.gone(2)
+    value = known.value((2, 5))
+    assert value.done()
+    with pytest.raises(HostLost, match=r"RRef \(2, 5\): rank 2 is lost: it died"):
+        value.wait()
 
 
 def test_a_value_that_nobody_will_make_is_lost() -> None:
