@@ -285,14 +285,12 @@ class Reducer:
             gradients: by leaf, the sums of the context with those; averages take their place.
         """
         got = {id(leaf) for leaf in new}
-        mine = [k for k, parameter in enumerate(self._parameters) if id(parameter) in got]
-        if not mine:  # a part of another backward may run on another thread
-            return
         self._of_context = gradients
         try:
             with RunningBackward():  # its end is that of the averages
-                for index in reversed(mine):
-                    self.note_gradient(index)
+                for index in reversed(range(len(self._parameters))):
+                    if id(self._parameters[index]) in got:
+                        self.note_gradient(index)
         finally:
             self._of_context = None
 
@@ -323,10 +321,10 @@ _reducers: weakref.WeakValueDictionary[int, Reducer] = weakref.WeakValueDictiona
 _numbers = itertools.count()
 
 
-def average_in_context(new: Sequence[Tensor], gradients: dict[Tensor, Tensor]) -> None:
-    """Have all models average their gradients in an autograd context; see the method."""
-    for reducer in [*_reducers.values()]:
-        reducer.average_in_context(new, gradients)
+def reducers_of(leaves: Iterable[Tensor]) -> list[Reducer]:
+    """Those of the models to which some of ``leaves`` belong."""
+    got = {id(leaf) for leaf in leaves} if _reducers else set()
+    return [one for one in [*_reducers.values()] if not got.isdisjoint(map(id, one._parameters))]
 
 
 def _of_hook(value: Any, flat: Array) -> Array:

@@ -22,7 +22,7 @@ from mpgrad.autograd.running.running_backward import RunningBackward
 from mpgrad.distributed.autograd.contexts import DistAutogradContext
 from mpgrad.distributed.autograd.rpc_nodes import CURRENT, ArrivingGradients, RecvRpcBackward
 from mpgrad.distributed.operation import WaitUntil
-from mpgrad.distributed.reducer import average_in_context
+from mpgrad.distributed.reducer import reducers_of
 from mpgrad.distributed.rpc.call_pickles import packed, unpacked
 from mpgrad.graph.node import Edge, Node
 from mpgrad.scheduler.hosts.context_state import PassId
@@ -202,10 +202,15 @@ class LocalPart:
         self._average(frozen, captured)
 
     def _average(self, frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> None:
+        leaves = [*self._tensors, *[leaf for leaf, _ in self._kept]]
+        reducers = reducers_of(leaves)
+        if not reducers:
+            return
         new = self._kept + self._of_tensors(results_alone(frozen, captured, len(self._tensors)))
         before = self.context.sums_with(new)
         after = dict(before)
-        average_in_context([leaf for leaf, _ in new], after)
+        for reducer in reducers:
+            reducer.average_in_context([leaf for leaf, _ in new], after)
         self._averages = {leaf: it for leaf, it in after.items() if it is not before.get(leaf)}
 
     def take_gradients(self) -> None:
