@@ -10,6 +10,9 @@ import pytest
 from tests.distributed.ranks import Ran, run_ranks
 from tests.distributed.torch_on_hosts import IN_ONE_RANK
 
+#: Where PyTorch is not installed, they are skipped.
+pytestmark = pytest.mark.torch
+
 SCRIPT = Path(__file__).with_name("torch_on_hosts.py").read_text()
 FOLDER = "testing/_internal/distributed"
 
