@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from mpgrad.autograd.function import Function
@@ -33,6 +32,7 @@ from mpgrad.shipping.findings import article
 from mpgrad.shipping.installed_state import is_known_name
 from mpgrad.shipping.loading import tensor_over, thaw
 from mpgrad.tensors.tensor import Tensor
+from mpgrad.wire.code_pickles import CodePickler
 
 
 def attributes_reason(attributes: dict[str, Any]) -> str:
@@ -243,7 +243,7 @@ def pack_attributes(
     if _SCALARS.issuperset(map(type, attributes.values())):
         return pickle.dumps(attributes, protocol=5)
     stream = io.BytesIO()
-    pickler = _Pickler(stream, protocol=5, buffer_callback=out_of_band)
+    pickler = _AttributePickler(stream, protocol=5, buffer_callback=out_of_band)
     if classes:
         numbers = {other: number for number, other in enumerate(classes)}
         pickler.persistent_id = lambda value: (  # type: ignore[method-assign]
@@ -257,7 +257,7 @@ def pack_attributes(
 _SCALARS = frozenset({bool, int, float, str, bytes, type(None)})
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _AttributePickler(CodePickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is complex:  # copyreg has an entry for it, which can be replaced
             return complex, (obj.real, obj.imag)

@@ -34,6 +34,7 @@ from mpgrad.shipping.constants import MISSING
 from mpgrad.shipping.contents import is_comparable, reduce_array
 from mpgrad.shipping.findings import Survey
 from mpgrad.shipping.purity import survey
+from mpgrad.wire.code_pickles import CodePickler
 
 #: The number of classes that are remembered; a dropped class is analysed again.
 CACHE_LIMIT = 1024
@@ -182,7 +183,7 @@ def _dump(cls: type[Function], held: tuple[type, ...], found: Survey) -> bytes:
         return pickle.dumps(cls, protocol=5) + settings
     buffer = io.BytesIO()
     with _travelling_by_value(found.user_modules):
-        _CodePickler(buffer, found).dump((cls, *held) if held else cls)
+        _FunctionPickler(buffer, found).dump((cls, *held) if held else cls)
     return buffer.getvalue() + settings
 
 
@@ -204,8 +205,8 @@ def _travelling_by_value(modules: dict[str, types.ModuleType]) -> Iterator[None]
             cloudpickle.unregister_pickle_by_value(module)
 
 
-class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle without the parts that backward cannot reach.
+class _FunctionPickler(CodePickler):
+    """A CodePickler without the parts that backward cannot reach.
 
     It also switches off cloudpickle's class tracking: a worker that loads a second version of a
     class would otherwise get the first one back, changed in place.

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import importlib
 import io
+import pickle
 import sys
 import traceback
 from typing import Any
 
-import cloudpickle
 import msgspec
 
 from mpgrad.base import config
 from mpgrad.base.user_frames import format_without_ours
 from mpgrad.errors import ProtocolError, RemoteTraceback, add_note
+from mpgrad.wire.code_pickles import CodePickler, dumps
 
 #: The maximum length of an exception's pickled arguments and attributes (longer ones are omitted),
 #: and of its text: a message has to hold all of it.
@@ -55,7 +56,7 @@ def encode_error(error: BaseException, where: str) -> bytes:
     by_value = b""
     if "<locals>" in kind.__qualname__:
         try:
-            by_value = _bounded(cloudpickle.dumps(kind))
+            by_value = _bounded(dumps(kind))
         except Exception:
             by_value = b""
     return msgspec.msgpack.encode(
@@ -109,7 +110,7 @@ def _rebuild(remote: RemoteError) -> BaseException:
     return error
 
 
-class _ErrorPickler(cloudpickle.Pickler):
+class _ErrorPickler(CodePickler):
     """Encodes exceptions inside (such as the members of a group) like the outer one."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -155,7 +156,7 @@ def _builtin_base(kind: type[BaseException]) -> type[BaseException]:
 def _state(remote: RemoteError) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if remote.state:
         try:
-            args, attributes = cloudpickle.loads(remote.state)
+            args, attributes = pickle.loads(remote.state)
             return tuple(args), dict(attributes)
         except Exception:
             pass  # the class of an attribute cannot be found here
@@ -165,7 +166,7 @@ def _state(remote: RemoteError) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _find_class(remote: RemoteError) -> type[BaseException] | None:
     try:
         if remote.cls:
-            found = cloudpickle.loads(remote.cls)
+            found = pickle.loads(remote.cls)
         else:
             found = sys.modules.get(remote.module) or importlib.import_module(remote.module)
             for name in remote.qualname.split("."):

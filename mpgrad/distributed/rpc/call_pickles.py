@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
+from mpgrad.wire.code_pickles import dumps
 from mpgrad.wire.hosts import cut
 
 #: Gives the reconstruction of an object that is the rpc's own; None for all others.
@@ -33,7 +33,7 @@ class _CallPickler(pickle.Pickler):
         if isinstance(obj, FunctionType | type):
             if _is_found(obj, self._same_main):
                 return NotImplemented
-            return cloudpickle.loads, (cloudpickle.dumps(obj),)
+            return pickle.loads, (dumps(obj),)
         own = self._reduce(obj)
         return NotImplemented if own is None else own
 
