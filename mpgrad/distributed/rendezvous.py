@@ -27,6 +27,7 @@ from mpgrad.wire.hosts import (
     HOSTS_PROTOCOL,
     HostMessage,
     Join,
+    JoinHeard,
     Refusal,
     Roster,
     decode_head,
@@ -39,7 +40,8 @@ MASTER = "master"
 #: Seconds that others wait longer than rank 0, which knows who is missing.
 PATIENCE_S = 2.0
 
-#: Seconds between the questions of one that has no answer, and between its attempts to listen.
+#: Seconds between the questions of one that has no answer, and between its attempts to listen, or to
+#: find a rank 0 that has not ended.
 AGAIN_S = 1.0
 LISTEN_AGAIN_S = 0.05
 
@@ -97,7 +99,7 @@ def meet(
     Raises:
         RendezvousTimeout: not all came; it names those.
         RuntimeError: rank 0 has refused this process, and says why.
-        HostLost: rank 0 has died, and is not started again.
+        HostLost: rank 0 has heard this process and died, and is not started again.
         OSError: rank 0 cannot listen there.
     """
     address = resolved(*master)
@@ -118,8 +120,9 @@ def meet(
             return _wait(side, deadline)
         except BaseException as error:
             carrier.close(REFUSAL_MS_MAX if rank == 0 else 0)
-            if not (restarts and isinstance(error, HostLost)):
+            if not isinstance(error, HostLost) or (side.is_heard and not restarts):
                 raise
+        time.sleep(LISTEN_AGAIN_S)
 
 
 def _listening(
@@ -187,7 +190,7 @@ def tcp_address(host: str, port: int) -> str:
 
 
 class RendezvousHost:
-    """Rank 0, which the others come to.
+    """Rank 0, which the others come to; it waits for no answer.
 
     Args:
         carrier: of this process.
@@ -195,6 +198,8 @@ class RendezvousHost:
         replaces: see ``Rendezvous``.
         reopens: see ``Rendezvous``.
     """
+
+    is_heard = True
 
     def __init__(
         self, carrier: HostCarrier, join: Join, *, replaces: bool, reopens: bool = False
@@ -244,6 +249,7 @@ class RendezvousHost:
         self._known[sender] = message.attempt
         if is_new:
             self.carrier.connect(sender, message.address)
+            self.carrier.send(sender, [encode_head(JoinHeard())])
         self._perform(self._rendezvous.handle_event(joined(message)))
 
     def _perform(self, answers: list[Answer]) -> None:
@@ -287,6 +293,8 @@ class RendezvousGuest:
         #: Set once all ranks are here.
         self.meeting: Meeting | None = None
         self._early: list[CarrierEvent] = []
+        #: Whether rank 0 has heard this process. Until then a former one may be about to end there.
+        self.is_heard = False
         self._master = tcp_address(*master)
         carrier.connect(MASTER, self._master)
 
@@ -314,7 +322,9 @@ class RendezvousGuest:
         if isinstance(message, Refusal):
             kind = RendezvousTimeout if message.is_timeout else RuntimeError
             raise kind(f"rank 0 refused rank {self._join.rank}: {message.reason}")
-        if not isinstance(message, Roster):
+        if isinstance(message, JoinHeard):
+            self.is_heard = True
+        elif not isinstance(message, Roster):
             self._early.append(event)
         # The address may have been another process's, for which this one is.
         elif message.members[self._join.rank][0] == self._join.incarnation:

@@ -12,7 +12,7 @@ import msgspec
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.hosts.upstream import Upstream
 
-HOSTS_PROTOCOL = 6
+HOSTS_PROTOCOL = 7
 
 #: No head is longer.
 HEAD_BYTES_MAX = 1024 * 1024
@@ -56,6 +56,10 @@ class Refusal(_Head, frozen=True, array_like=True, tag=3):
 
     reason: str
     is_timeout: bool
+
+
+class JoinHeard(_Head, frozen=True, array_like=True, tag=32):
+    """Rank 0 has heard a process, and waits for others."""
 
 
 class Segments(_Head, frozen=True, array_like=True, tag=4):
@@ -326,6 +330,7 @@ HostMessage: TypeAlias = (
     | FarewellRead
     | Loss
     | Disagreement
+    | JoinHeard
     | EndAsked
     | EndTold
     | Assignment

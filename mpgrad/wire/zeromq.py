@@ -298,6 +298,13 @@ class ZmqHostCarrier:
             self._mouth.reconnect_ivl = RECONNECT_HOST_MS
             self._of_ear = self._ear.get_monitor_socket(_UNPROVED)
             self._of_mouth = self._mouth.get_monitor_socket(_PROVED | _ENDED | _RETRIED)
+            self._readable_at: dict[int, zmq.Socket[bytes]] = {}
+            for listener in (self._ear, self._of_ear, self._of_mouth):
+                self._readable_at[int(listener.FD)] = listener
+                self._arrivals.register(listener.FD, select.EPOLLIN)
+                # A socket whose state was never read tells of nothing. Whoever reads it later takes
+                # away the news of a message that is there already, so nothing may come before.
+                listener.getsockopt(zmq.EVENTS)
             at = f"[{host}]" if self._ipv6 else host
             try:
                 self._ear.bind(f"tcp://{at}:{port or '*'}")
@@ -310,12 +317,6 @@ class ZmqHostCarrier:
         except BaseException:
             self.close(0)
             raise
-        self._readable_at: dict[int, zmq.Socket[bytes]] = {}
-        for listener in (self._ear, self._of_ear, self._of_mouth):
-            self._readable_at[int(listener.FD)] = listener
-            self._arrivals.register(listener.FD, select.EPOLLIN)
-            # A socket whose state was never read tells of nothing.
-            listener.getsockopt(zmq.EVENTS)
 
     def _socket(self, encrypt: bool, *, is_server: bool) -> zmq.Socket[bytes]:
         socket = _socket(self._context, zmq.ROUTER)

@@ -14,13 +14,20 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import zmq
 
 from mpgrad.distributed import rendezvous
 from mpgrad.distributed.group_member import GroupTable, PendingReceive
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.operation import Work
-from mpgrad.distributed.rendezvous import Meeting, meet
-from mpgrad.errors import CollectiveTimeout, RendezvousTimeout
+from mpgrad.distributed.rendezvous import (
+    Meeting,
+    RendezvousHost,
+    meet,
+    read,
+    versions_of_this_process,
+)
+from mpgrad.errors import CollectiveTimeout, HostLost, RendezvousTimeout
 from mpgrad.scheduler.hosts.host_membership import (
     HostGone,
     HostJoined,
@@ -30,6 +37,7 @@ from mpgrad.scheduler.hosts.host_membership import (
     SendRoster,
 )
 from mpgrad.wire.host_carrier import HostArrival
+from mpgrad.wire.hosts import Join
 from mpgrad.wire.zeromq import ZmqHostCarrier
 from tests.leftovers import wait_until
 
@@ -127,6 +135,51 @@ def test_who_does_not_fit_is_told_why(port: int) -> None:
 
 
 @pytest.mark.process
+def test_who_comes_to_a_former_rank_0_waits_for_the_next(port: int) -> None:
+    """As a process does that leaves its group and initializes the next one at once."""
+    master = ("127.0.0.1", port)
+    with ThreadPoolExecutor(2) as pool:
+        with met(port, 2) as meetings:
+            former = meetings[0].carrier
+            guest = pool.submit(meet, carriers(), 1, 2, master, LONG_S)
+            assert wait_until(lambda: any(map(is_join, former.receive(100))))
+            for meeting in meetings:
+                meeting.carrier.close(0)
+        both = [pool.submit(meet, carriers(), 0, 2, master, LONG_S), guest]
+        left([MemberThread(rank, of.result()) for rank, of in enumerate(both)])
+
+
+@pytest.mark.process
+def test_a_rank_0_that_has_heard_a_process_is_lost_with_its_connection(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides: list[Any] = []
+    wait = rendezvous._wait
+    monkeypatch.setattr(
+        rendezvous, "_wait", lambda side, deadline: sides.append(side) or wait(side, deadline)
+    )
+    with ThreadPoolExecutor(1) as pool:
+        guest = pool.submit(meet, carriers(), 1, 3, ("127.0.0.1", port), LONG_S)
+        carrier = carriers()("0.0", "127.0.0.1", port)
+        own = Join(0, 3, "0", carrier.address, versions_of_this_process())
+        side = RendezvousHost(carrier, own, replaces=False)
+
+        def is_heard() -> bool:
+            for event in carrier.receive(100):
+                side.take(event)
+            return bool(sides) and sides[0].is_heard
+
+        assert wait_until(is_heard)
+        carrier.close(0)
+        with pytest.raises(HostLost, match="rank 0 is lost"):
+            guest.result()
+
+
+def is_join(event: Any) -> bool:
+    return isinstance(event, HostArrival) and isinstance(read(event), Join)
+
+
+@pytest.mark.process
 def test_a_rank_that_goes_without_farewell_is_lost(port: int) -> None:
     with met(port, 3) as meetings:
         threads = [MemberThread(rank, meetings[rank]) for rank in (0, 1)]
@@ -135,6 +188,29 @@ def test_a_rank_that_goes_without_farewell_is_lost(port: int) -> None:
             assert wait_until(lambda thread=thread: thread.member.membership.loss is not None)
             assert thread.member.membership.loss.rank == 2
         left(threads)
+
+
+def test_nothing_can_come_before_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that came between would be told of never, and a lone rank 1 wait for ever."""
+    done: list[tuple[str, Any]] = []
+
+    def noted(name: str) -> Callable[..., Any]:
+        real = getattr(zmq.Socket, name)
+
+        def note(socket: Any, option: Any, *rest: Any) -> Any:
+            done.append((name, option if name == "getsockopt" else socket))
+            return real(socket, option, *rest)
+
+        return note
+
+    for name in ("bind", "getsockopt"):
+        monkeypatch.setattr(zmq.Socket, name, noted(name))
+    carrier = carriers()("0.0", "127.0.0.1", 0)
+    carrier.close(0)
+    listens = max(at for at, (name, _) in enumerate(done) if name == "bind")
+    looks = [at for at, what in enumerate(done) if what == ("getsockopt", zmq.EVENTS)]
+    assert looks
+    assert max(looks) < listens
 
 
 def test_a_peer_that_was_disconnected_can_have_another_label() -> None:
