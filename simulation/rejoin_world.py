@@ -218,6 +218,7 @@ class _Process:
         thread.ask(generation.begin)
         name = f"w{self.rank}"
         self.service = RpcService(thread, name, reduced, reopens=True, threads=self.threads)
+        self.service.begin()
 
     def _call(self, to: int) -> None:
         service, chance = self.service, self.world.random

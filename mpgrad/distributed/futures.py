@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,12 @@ class Future:
         self._sequence_nr = 0
         #: Completes it on the thread that waits, for at most so many seconds; None: others do.
         self._settle: Callable[[float | None], None] | None = None
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "Can not pickle a Future: wait for its value, or return it from a function with "
+            "rpc.functions.async_execution"
+        )
 
     def done(self) -> bool:
         """Whether it has its value or error."""
@@ -80,7 +87,12 @@ class Future:
             callback(self)
 
     def add_done_callback(self, callback: Callable[[Future], None]) -> None:
-        """Call ``callback(self)`` when it is done: at once, or on the thread that completes it."""
+        """Call ``callback(self)`` when it is done: at once, or on the thread that completes it.
+
+        Raises:
+            TypeError: it is not callable.
+        """
+        _check_callable(callback)
         with self._condition:
             if not self._is_done:
                 self._callbacks.append(callback)
@@ -88,7 +100,12 @@ class Future:
         callback(self)
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
-        """The future of what ``callback(self)`` returns, which is called when this one is done."""
+        """The future of what ``callback(self)`` returns, which is called when this one is done.
+
+        Raises:
+            TypeError: it is not callable.
+        """
+        _check_callable(callback)
         result = Future()
         result._settle = self._settle
 
@@ -102,6 +119,11 @@ class Future:
 
         self.add_done_callback(continue_with)
         return result
+
+
+def _check_callable(callback: Any) -> None:
+    if not callable(callback):
+        raise TypeError(f"incompatible function arguments. {callback!r} is not callable")
 
 
 def collect_all(futures: Sequence[Future]) -> Future:
@@ -131,5 +153,26 @@ def collect_all(futures: Sequence[Future]) -> Future:
 
 
 def wait_all(futures: Sequence[Future]) -> list[Any]:
-    """The values of all, once they are there; the first error, if there is one."""
-    return [future.wait() for future in collect_all(futures).wait()]
+    """The values of all, once they are there; the first error ends the wait.
+
+    Raises:
+        BaseException: the error of the first of them that has one.
+    """
+    outcome = Future()
+
+    def look(future: Future) -> None:
+        if future._error is not None:
+            with contextlib.suppress(RuntimeError):  # another one had an error before
+                outcome.set_exception(future._error)
+
+    def end(_: Future) -> None:
+        with contextlib.suppress(RuntimeError):
+            outcome.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(look)
+    everything = collect_all(futures)
+    outcome._settle = everything._settle
+    everything.add_done_callback(end)
+    outcome.wait()
+    return [future.wait() for future in futures]

@@ -82,7 +82,8 @@ class PendingReceive(NamedTuple):
 class CallsPart(Protocol):
     """What takes the messages of remote calls."""
 
-    def handle(self, sender: int, message: RpcMessage, frames: Frames) -> None: ...
+    def handle(self, sender: int, message: RpcMessage, frames: Frames) -> bool:
+        """Take it; False if it is for the part that comes after this one."""
 
     def gone(self, rank: int, cause: str) -> None: ...
 
@@ -111,6 +112,7 @@ class GroupMember:
         #: Frames that could not be understood.
         self.damaged = 0
         self._calls: CallsPart | None = None
+        self.calls_parts = 0
         self._early_calls: list[tuple[int, RpcMessage, Frames]] = []
         #: The ranks that can be called no more, and why.
         self._gone: dict[int, str] = {}
@@ -188,7 +190,7 @@ class GroupMember:
 
     def attach(self, calls: CallsPart) -> None:
         """From now on ``calls`` gets the messages of remote calls."""
-        self._calls = calls
+        self._calls, self.calls_parts = calls, self.calls_parts + 1
         early, self._early_calls = self._early_calls, []
         for sender, message, frames in early:
             calls.handle(sender, message, frames)
@@ -235,9 +237,7 @@ class GroupMember:
             self._note(LossTold(message.rank, message.cause))
         elif not isinstance(message, RpcMessage):
             self.damaged += 1
-        elif self._calls is not None:
-            self._calls.handle(sender, message, list(frames[1:]))
-        else:
+        elif self._calls is None or not self._calls.handle(sender, message, list(frames[1:])):
             self._early_calls.append((sender, message, list(frames[1:])))
 
     def disconnected(self, peer: int, cause: str) -> None:

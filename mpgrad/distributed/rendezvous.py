@@ -40,8 +40,8 @@ MASTER = "master"
 #: Seconds that others wait longer than rank 0, which knows who is missing.
 PATIENCE_S = 2.0
 
-#: Seconds between the questions of one that has no answer, and between its attempts to listen, or to
-#: find a rank 0 that has not ended.
+#: Seconds between the questions of one that has no answer, and between its attempts to listen or to
+#: come to another rank 0.
 AGAIN_S = 1.0
 LISTEN_AGAIN_S = 0.05
 

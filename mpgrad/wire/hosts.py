@@ -12,7 +12,7 @@ import msgspec
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.hosts.upstream import Upstream
 
-HOSTS_PROTOCOL = 7
+HOSTS_PROTOCOL = 8
 
 #: No head is longer.
 HEAD_BYTES_MAX = 1024 * 1024
@@ -155,6 +155,8 @@ class RpcReady(_Head, frozen=True, array_like=True, tag=10):
     name: str
     #: Of the file that it runs as ``__main__``: functions of the same one go by their names.
     main: str
+    #: How often it has taken calls in this group of ranks before, and ended that.
+    life: int = 0
 
 
 class Call(_Head, frozen=True, array_like=True, tag=11):

@@ -45,6 +45,28 @@ class Counter:
     def itself(self) -> Counter:
         return self
 
+    @staticmethod
+    @functions.async_execution
+    def adds_elsewhere(to, a, b):
+        return rpc.rpc_async(to, add, (a, b)).then(lambda future: future.wait() + 100)
+
+    @functions.async_execution
+    def adds_own_elsewhere(self, to, a):
+        return rpc.rpc_async(to, add, (a, self.value)).then(lambda future: future.wait() + 100)
+
+
+class Unpicklable:
+    def __reduce__(self):
+        raise ValueError("it stays here")
+
+
+def unpicklable():
+    return Unpicklable()
+
+
+def returns_a_future():
+    return futures.Future()
+
 
 def note(number):
     calls.append(number)
@@ -133,17 +155,19 @@ def raised(kind, function, *args, **kwargs):
 def test_worker_id():
     assert rpc.get_worker_info() == (f"worker{RANK}", RANK)
     assert rpc.get_worker_info(NAME).id == NEXT
-    assert "Unknown destination worker nobody" in str(
+    assert "could not find destination 'nobody'" in str(
         raised(RuntimeError, rpc.get_worker_info, "nobody")
     )
 
 
 def test_reinit():
     assert "already initialized" in str(raised(RuntimeError, rpc.init_rpc, "again"))
+    raised(TypeError, rpc.init_rpc, "again", "TENSORPIPE")
+    raised(TypeError, rpc.init_rpc, "again", rpc.BackendType.TENSORPIPE, RANK, RANKS, {})
 
 
 def test_invalid_names():
-    assert "Unknown destination worker 17" in str(raised(RuntimeError, rpc.rpc_sync, 17, add))
+    assert "could not find destination 17" in str(raised(RuntimeError, rpc.rpc_sync, 17, add))
     raised(TypeError, rpc.rpc_sync, NAME, "no function")
 
 
@@ -260,6 +284,24 @@ def test_async_function_wrong_return_type():
     assert "must return a Future" in str(error)
 
 
+def test_async_class_rref_proxy():
+    there = rpc.remote(NAME, Counter, (5,))
+    after = f"worker{AFTER}"
+    assert there.rpc_sync().adds_elsewhere(after, 1, 2) == 103
+    assert there.rpc_async().adds_own_elsewhere(after, 1).wait() == 106
+    assert there.remote().adds_own_elsewhere(after, 2).to_here() == 107
+
+
+def test_what_is_returned_cannot_travel():
+    error = raised(TypeError, rpc.rpc_sync, NAME, returns_a_future)
+    assert "Can not pickle a Future" in str(error)
+    assert "it stays here" in str(raised(ValueError, rpc.rpc_sync, NAME, unpicklable))
+
+
+def test_a_place_that_is_no_name_and_no_rank():
+    assert "Cannot get WorkerInfo" in str(raised(ValueError, rpc.rpc_sync, 0.5, add, (1,)))
+
+
 # ---------------------------------------------------------------------------- futures
 
 
@@ -287,6 +329,17 @@ def test_wait_all():
     raised(
         Failure, futures.wait_all, [rpc.rpc_async(NAME, fail, (3,)), rpc.rpc_async(NAME, add, (3,))]
     )
+
+
+def test_wait_all_exit_early():
+    never = futures.Future()
+    raised(Failure, futures.wait_all, [never, rpc.rpc_async(NAME, fail, (3,))])
+    assert not never.done()
+
+
+def test_callback_none():
+    raised(TypeError, rpc.rpc_async(NAME, add, (1,)).then, None)
+    raised(TypeError, futures.Future().add_done_callback, None)
 
 
 def test_future_set_result_twice():
@@ -320,7 +373,7 @@ def test_remote_throw():
 
 def test_local_value_not_on_owner():
     error = raised(RuntimeError, rpc.remote(NAME, add, (1,)).local_value)
-    assert f"non-local reference. Call it on {NAME}" in str(error)
+    assert f"Call it on owner {rpc.get_worker_info(NAME)}" in str(error)
 
 
 def test_rpc_return_rref():

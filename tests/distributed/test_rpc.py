@@ -95,6 +95,32 @@ except mg.errors.HostLost as error:
     print(error.rank, str(error).startswith("init_rpc: rank 1 is lost"))
 """
 
+IN_A_GROUP = """
+import mpgrad.distributed as dist
+dist.init_process_group()
+"""
+
+AGAIN = """
+import os
+import mpgrad.distributed.rpc as rpc
+
+def value(number):
+    return number
+
+rank = int(os.environ["RANK"])
+for number in range(12):
+    rpc.init_rpc(f"worker{rank}")
+    reference = rpc.remote(f"worker{(rank + 1) % 3}", value, (number,))
+    assert rpc.rpc_sync(f"worker{(rank + 2) % 3}", value, (number,)) == number
+    assert reference.to_here() == number
+    rpc.shutdown()
+    try:
+        reference.to_here()
+    except RuntimeError as error:
+        assert "RPC has been shut down" in str(error), error
+print("done")
+"""
+
 TWICE = """
 import mpgrad.distributed.rpc as rpc
 try:
@@ -131,6 +157,15 @@ def test_a_process_that_dies_before_it_is_ready_is_named(tmp_path: Path) -> None
     ran = run_ranks(tmp_path, NEVER_READY, 3)
     assert ran.code == 0, ran.errors
     assert ran.lines == {rank: ["1 True"] for rank in (0, 2)}
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["", IN_A_GROUP], ids=["alone", "in a group"])
+def test_init_rpc_again_and_again(tmp_path: Path, group: str) -> None:
+    ran = run_ranks(tmp_path, group + AGAIN, 3)
+    assert ran.code == 0, ran.errors
+    assert ran.lines == {rank: ["done"] for rank in range(3)}
 
 
 @pytest.mark.process
@@ -175,6 +210,7 @@ class _Thread:
 def test_a_call_that_comes_early_waits_until_all_others_are_known() -> None:
     thread: Any = _Thread()
     service = RpcService(thread, "a", lambda obj, to: None)
+    service.begin()
 
     class ComesWhenAwaited(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""PyTorch's tests of distributed autograd and its optimizer, under their names, in four ranks."""
+"""PyTorch's tests of calls, distributed autograd and its optimizer, under their names, in ranks."""
 
 from __future__ import annotations
 
@@ -42,6 +42,47 @@ test_dist_autograd_profiling
 #: Processes leave during these.
 ALONE = """
 test_backward_node_failure test_backward_node_failure_python_udf test_clean_context_during_backward
+"""
+
+#: Of ``RpcTest``, each of which begins and ends RPC. Left out are those of private functions, of
+#: TorchScript, of profiles, of texts that name PyTorch or its classes, of sums of two numbers, and
+#: of a world of one rank beside the others; and where another behaviour is meant: an error keeps
+#: its type, a strided tensor arrives contiguous, ``remote()`` does not wait for the value's type.
+CALLS = """
+test_worker_id test_self_add test_self_py_udf_remote test_self_remote_rref_as_rpc_arg
+test_self_remote_rref_as_self_rpc_arg test_self_remote_rref_as_remote_arg
+test_self_remote_rref_as_self_remote_arg test_rref_proxy_tensor test_rref_proxy_tensor_self
+test_rref_proxy_reuse test_rref_proxy_class test_rref_proxy_class_self test_duplicate_name_2
+test_reinit test_add test_int_callee test_add_with_id test_scalar_add test_async_add test_nonzero
+test_multi_rpc test_future_wait_twice test_graceful_shutdown_with_uneven_workload
+test_shutdown_followed_by_rpc test_expected_src test_py_built_in test_py_user_defined
+test_py_class_constructor test_py_class_instance_method test_py_class_method
+test_py_class_static_method test_py_multi_async_call test_py_no_return_result test_py_tensors
+test_py_tensors_multi_async_call test_py_tensors_in_container test_py_function_exception
+test_py_raise_in_user_func_escaped_str test_nested_rpc test_builtin_remote_ret
+test_builtin_remote_self test_multi_builtin_remote_ret test_py_udf_remote test_multi_py_udf_remote
+test_py_rref_args test_py_rref_args_user_share test_py_rpc_rref_args test_nested_remote
+test_nested_rref test_multi_layer_nested_async_rpc test_remote_with_exception test_rpc_return_rref
+test_rref_forward_chain test_local_rref_no_fork test_return_local_rrefs test_owner_equality
+test_pass_local_rrefs test_remote_same_worker test_call_method_on_rref test_local_shutdown
+test_handle_send_exceptions test_deadlock test_local_shutdown_with_rpc test_dist_init_decorator
+test_non_garbage_collected_user_rref_due_to_local_circular_dependency test_user_rrefs_confirmed
+test_user_rrefs_confirmed_remote test_remote_throw test_callback_simple test_callback_multi
+test_callback_chain test_callback_in_rpc test_callback_with_ret test_callback_with_error
+test_add_done_callback test_mark_future_twice test_future_done test_future_done_exception
+test_async_function_raise test_async_function_raise_async test_async_function_raise_remote
+test_async_function_simple test_async_function_chained test_async_function_chained_remote
+test_async_function_nested test_async_function_nested_remote test_async_static_method
+test_async_static_method_remote test_async_function_multi_chained
+test_async_function_multi_chained_async test_async_function_multi_chained_remote
+test_init_pg_then_rpc test_init_rpc_then_pg test_wait_all_with_exception
+test_wait_all_with_partial_exception test_wrong_types test_owner_rref_backward test_send_to_rank
+test_wait_all_exit_early_python test_wait_all_exit_early_builtin test_callback_none
+test_future_in_rpc test_future_nested_callback test_async_function_with_future_ctor
+test_async_function_with_future_ctor_remote test_async_class_method test_async_class_method_remote
+test_async_class_rref_proxy test_async_class_rref_proxy_async test_async_class_rref_proxy_remote
+test_init_rpc_twice test_stress_light_rpc test_stress_heavy_rpc test_nested_rref_stress
+test_my_parameter_server
 """
 
 #: DistributedDataParallel and RemoteModule in such graphs, by the number of ranks. Left out are
@@ -92,6 +133,12 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return run(tmp_path_factory.mktemp("together"), str(folder()), *tests)
 
 
+@pytest.fixture(scope="module")
+def each(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    tests = [f"RpcTest.{name}" for name in CALLS.split()]
+    return run(tmp_path_factory.mktemp("each"), "--each", str(folder()), *tests)
+
+
 def check(ran: Ran, name: str, ranks: int = 4) -> None:
     said = [line for rank in range(ranks) for line in ran.lines[rank] if line.split()[0] == name]
     assert said == [f"{name} passed"] * (1 if name in IN_ONE_RANK else ranks), ran.errors
@@ -102,6 +149,13 @@ def check(ran: Ran, name: str, ranks: int = 4) -> None:
 @pytest.mark.parametrize("name", (TOGETHER + OPTIMIZER).split())
 def test_torch(together: Ran, name: str) -> None:
     check(together, name)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS.split())
+def test_torch_of_calls(each: Ran, name: str) -> None:
+    check(each, name)
 
 
 @pytest.mark.process

@@ -3,11 +3,13 @@
 ``mpgrad run --nproc-per-node 4 torch_on_hosts.py FOLDER CLASS.TEST...``, where FOLDER has PyTorch's
 test files; each rank prints the name of each test that went well. A rank whose test fails ends at
 once, since the others may wait for it. With ``--alone`` first, processes may leave during the test;
-with ``--group``, it makes the process group itself.
+with ``--group``, it makes the process group itself; with ``--each``, each test begins and ends RPC.
 """
 
 from __future__ import annotations
 
+import enum
+import functools
 import os
 import re
 import sys
@@ -32,12 +34,14 @@ from tests.leftovers import wait_until
 RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 #: The files with these classes.
 FILES = {
+    "RpcTest": "rpc/rpc_test",
     "DistAutogradTest": "rpc/dist_autograd_test",
     "DistOptimizerTest": "rpc/dist_optimizer_test",
     "DdpUnderDistAutogradTest": "ddp_under_dist_autograd_test",
     "DdpComparisonTest": "ddp_under_dist_autograd_test",
     "RemoteModuleTest": "nn/api/remote_module_test",
 }
+FUTURES = ("Future", "collect_all", "wait_all")
 _INTERNAL = "torch.testing._internal."
 #: A profile of one rank's backward would also see the parts of the other ranks' backwards.
 IN_ONE_RANK = ("test_dist_autograd_profiling",)
@@ -48,6 +52,11 @@ class Fixture(harness.TestCase):
 
     rank, world_size, worker_id = RANK, RANKS, RANK
     file_init_method = init_method = file_name = "env://"
+    rpc_backend = rpc.BackendType.TENSORPIPE
+
+    @property
+    def rpc_backend_options(self) -> rpc.RpcBackendOptions:
+        return rpc.RpcBackendOptions()
 
     def get_shutdown_error_regex(self) -> str:
         return "is lost|has ended"
@@ -56,6 +65,27 @@ class Fixture(harness.TestCase):
 def dist_init(test: Any = None, **_: Any) -> Any:
     """PyTorch's starts and ends RPC for each test; here they share it."""
     return test if test is not None else dist_init
+
+
+def begins_and_ends(
+    test: Any = None, setup_rpc: bool = True, clean_shutdown: bool = True, **_: Any
+) -> Any:
+    """``dist_init``, with ``--each``."""
+    if test is None:
+        return functools.partial(
+            begins_and_ends, setup_rpc=setup_rpc, clean_shutdown=clean_shutdown
+        )
+
+    @functools.wraps(test)
+    def run_it(self: Fixture) -> Any:
+        if setup_rpc:
+            rpc.init_rpc(f"worker{RANK}", self.rpc_backend)
+        result = test(self)
+        if setup_rpc:
+            rpc.shutdown(graceful=clean_shutdown)
+        return result
+
+    return run_it
 
 
 def initialize_pg(init_method: str, rank: int, world_size: int) -> None:
@@ -98,19 +128,28 @@ def set_rpc_timeout(seconds: float) -> None:
     current.timeout_s = seconds
 
 
-def given_in(folder: Path) -> Callable[[str], Any]:
+class Mode(enum.Enum):
+    """``RPCExecMode``."""
+
+    SYNC, ASYNC, ASYNC_JIT, REMOTE = range(4)
+
+
+def given_in(folder: Path, how: str) -> Callable[[str], Any]:
     """What stands for names of PyTorch's test framework."""
     store = types.SimpleNamespace(_get_default_store=lambda: FileStore(folder))
     known: dict[str, Any] = {
         f"{_INTERNAL}distributed.rpc.rpc_agent_test_fixture.RpcAgentTestFixture": Fixture,
-        f"{_INTERNAL}dist_utils.dist_init": dist_init,
+        f"{_INTERNAL}dist_utils.dist_init": begins_and_ends if how == "--each" else dist_init,
         f"{_INTERNAL}dist_utils.initialize_pg": initialize_pg,
         f"{_INTERNAL}dist_utils.INIT_METHOD_TEMPLATE": "env://",
         f"{_INTERNAL}dist_utils.wait_until_node_failure": wait_until_node_failure,
         f"{_INTERNAL}dist_utils.worker_name": lambda rank: f"worker{rank}",
+        f"{_INTERNAL}common_distributed.skip_if_lt_x_gpu": lambda count: lambda test: test,
+        "torch.distributed.rpc.internal.RPCExecMode": Mode,
         "torch.distributed.rpc._set_rpc_timeout": set_rpc_timeout,
         "torch.distributed.distributed_c10d": store,
         "torch.futures": futures,
+        **{f"torch.futures.{name}": getattr(futures, name) for name in FUTURES},
         "torch.jit": harness.Lenient(),
     }
     return lambda name: known[name] if name in known else harness.given(name)
@@ -160,19 +199,28 @@ def run(module: types.ModuleType, cls: str, test: str) -> None:
     print(test, "passed", flush=True)
 
 
+def end_of_group() -> None:
+    """A test has begun it; the next one may begin another."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def main(folder: Path, names: list[str], how: str) -> None:
     zeromq.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
-    given = given_in(Path.cwd())
+    given = given_in(Path.cwd(), how)
     with torch_stands_for_mpgrad(given), mg.Engine("local"):
         files = {FILES[name.partition(".")[0]] for name in names}
         modules = {name: load(folder / f"{name}.py", given) for name in files}
-        rpc.init_rpc(f"worker{RANK}")
+        if how != "--each":
+            rpc.init_rpc(f"worker{RANK}")
         if not how:
             dist.init_process_group()
         for name in names:
             cls, test = name.split(".")
             if RANK == 0 or test not in IN_ONE_RANK:
                 run(modules[FILES[cls]], cls, test)
+            if how == "--each":
+                end_of_group()
             if not how:
                 dist.barrier()
                 begin_anew(modules[FILES[cls]])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpgrad.distributed.autograd.dist_backward import get_gradients
-from mpgrad.distributed.futures import Future, wait_all
+from mpgrad.distributed.futures import Future, collect_all
 from mpgrad.distributed.rpc.remote_calls import rpc_async
 from mpgrad.distributed.rpc.remote_reference import RRef
 
@@ -60,7 +60,7 @@ class DistributedOptimizer:
             for owner, references in by_owner.items()
         ]
         #: The owners' parts.
-        self._parts: list[RRef] = wait_all(made)
+        self._parts: list[RRef] = [part.wait() for part in collect_all(made).wait()]
 
     def step(self, context_id: int) -> None:
         """One step with the gradients of a context, at all owners at once.
@@ -72,7 +72,8 @@ class DistributedOptimizer:
         if type(context_id) is not int:
             raise TypeError(f"the id of a context is an int, not {type(context_id).__name__}")
         steps: list[Future] = [part.rpc_async().step(context_id) for part in self._parts]
-        wait_all(steps)
+        for ended in collect_all(steps).wait():
+            ended.wait()
 
 
 def _new_part(cls: type[Any], parameters: list[RRef], args: Any, kwargs: Any) -> RRef:

@@ -6,8 +6,8 @@ from mpgrad.base.lazy import attach as _attach
 
 _NAMES_OF = {
     "mpgrad.distributed.rpc.remote_calls": (
-        "RpcBackendOptions TensorPipeRpcBackendOptions get_worker_info init_rpc remote rpc_async "
-        "rpc_sync shutdown"
+        "BackendType RpcBackendOptions TensorPipeRpcBackendOptions get_worker_info init_rpc remote "
+        "rpc_async rpc_sync shutdown"
     ),
     "mpgrad.distributed.rpc.remote_reference": "RRef",
     "mpgrad.distributed.rpc.service": "WorkerInfo",

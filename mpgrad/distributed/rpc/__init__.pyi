@@ -1,6 +1,7 @@
 """The public names of mpgrad.distributed.rpc, which ``__init__.py`` loads on first use."""
 
 from mpgrad.distributed.rpc import functions as functions
+from mpgrad.distributed.rpc.remote_calls import BackendType as BackendType
 from mpgrad.distributed.rpc.remote_calls import RpcBackendOptions as RpcBackendOptions
 from mpgrad.distributed.rpc.remote_calls import (
     TensorPipeRpcBackendOptions as TensorPipeRpcBackendOptions,

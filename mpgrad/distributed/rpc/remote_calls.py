@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 from mpgrad.distributed.futures import Future
@@ -18,6 +19,12 @@ from mpgrad.errors import CollectiveTimeout, RendezvousTimeout
 MEETING_S = 300.0
 #: Seconds that a process which leaves has to answer what others have called.
 _DRAIN_S_MAX = 5.0
+
+
+class BackendType(Enum):
+    """What carries calls: PyTorch's name for the one way that is here, ZeroMQ over TCP."""
+
+    TENSORPIPE = "TENSORPIPE"
 
 
 class RpcBackendOptions:
@@ -51,7 +58,7 @@ TensorPipeRpcBackendOptions = RpcBackendOptions
 
 def init_rpc(
     name: str,
-    backend: Any = None,
+    backend: BackendType | None = None,
     rank: int = -1,
     world_size: int | None = None,
     rpc_backend_options: RpcBackendOptions | None = None,
@@ -63,7 +70,7 @@ def init_rpc(
 
     Args:
         name: another one in each process.
-        backend: there is but one.
+        backend: there is but one; as in PyTorch.
         rank: of this process; by default RANK.
         world_size: how many processes there are; by default WORLD_SIZE.
         rpc_backend_options: the timeout of calls, and where to meet.
@@ -73,7 +80,15 @@ def init_rpc(
         RendezvousTimeout: not all processes came.
         HostLost: one has died meanwhile.
         ValueError: something is missing or wrong.
+        TypeError: ``backend`` or ``rpc_backend_options`` is something else.
     """
+    if not isinstance(backend, BackendType | None):
+        raise TypeError(f"Argument backend must be a member of BackendType, not {backend!r}")
+    if not isinstance(rpc_backend_options, RpcBackendOptions | None):
+        raise TypeError(
+            "Argument rpc_backend_options must be an instance of RpcBackendOptions, not "
+            f"{rpc_backend_options!r}"
+        )
     if current.service is not None:
         raise RuntimeError("RPC is already initialized")
     if not name or not isinstance(name, str):
@@ -85,6 +100,7 @@ def init_rpc(
         here = RpcService(thread, name, reduced, reopens=thread.reopens)
         # Calls of others may come before all are ready.
         current.service, current.timeout_s = here, options.rpc_timeout
+        here.begin()
         if not here.all_ready.wait(MEETING_S):
             raise RendezvousTimeout("not all processes have called init_rpc()")
         names = [info.name for info in here.infos()]
@@ -114,6 +130,7 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
             _wait_until_idle(here, time.monotonic() + timeout if timeout else math.inf)
     finally:
         here.drain(_DRAIN_S_MAX)
+        here.end()
         current.service = None
         leave_world(here.thread)
 
@@ -145,7 +162,7 @@ def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
     for info in infos:
         if info.name == worker_name:
             return info
-    raise RuntimeError(f"Unknown destination worker {worker_name}: there are {[*map(str, infos)]}")
+    raise RuntimeError(f"could not find destination {worker_name!r}: there are {infos}")
 
 
 def rpc_async(
@@ -170,6 +187,7 @@ def rpc_async(
 
     Raises:
         TypeError: ``func`` is not callable, or an argument cannot travel.
+        ValueError: ``to`` is something else.
         RuntimeError: there is no such process.
     """
     if not callable(func):
@@ -225,6 +243,7 @@ def remote(
 
     Raises:
         TypeError: ``func`` is not callable, or an argument cannot travel.
+        ValueError: ``to`` is something else.
         RuntimeError: there is no such process.
     """
     if not callable(func):
@@ -240,6 +259,8 @@ def _rank(here: RpcService, to: str | int | WorkerInfo) -> int:
         return to.id
     if isinstance(to, str):
         return get_worker_info(to).id
-    if isinstance(to, int) and 0 <= to < here.ranks:
+    if not isinstance(to, int):
+        raise ValueError(f"Cannot get WorkerInfo from name {to!r}, which is no name and no rank")
+    if 0 <= to < here.ranks:
         return to
-    raise RuntimeError(f"Unknown destination worker {to!r}: there are {[*map(str, here.infos())]}")
+    raise RuntimeError(f"could not find destination {to!r}: there are {here.infos()}")

@@ -9,7 +9,7 @@ from typing import Any
 from mpgrad.distributed.autograd.dist_backward import backward
 from mpgrad.distributed.futures import Future
 from mpgrad.distributed.rpc.current_service import DEFAULT, seconds, service
-from mpgrad.distributed.rpc.functions import async_execution
+from mpgrad.distributed.rpc.functions import async_execution, checked_future, is_async
 from mpgrad.distributed.rpc.references import Home, PassedOn
 from mpgrad.distributed.rpc.service import RpcService, WorkerInfo
 from mpgrad.scheduler.hosts.remote_values import Identity
@@ -80,12 +80,13 @@ class RRef:
         Raises:
             RuntimeError: this is another process.
         """
+        here = self._service.rank
         if not self.is_owner():
-            if self._home.rank == self._service.rank:
+            if self._home.rank == here:
                 return self.to_here()  # the value has gone with the process that owned it
             raise RuntimeError(
-                f"Cannot call localValue() on a non-local reference. Call it on {self.owner_name()}"
-                ", or use to_here()."
+                f"For {self}, can't call localValue() on user {self._service.infos()[here]}. Call "
+                f"it on owner {self.owner()}, or use to_here()."
             )
         return self._service.references.held_value(self._value).wait()
 
@@ -108,6 +109,10 @@ class RRef:
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], timeout: float
     ) -> Future:
         home, here, what = self._settled(), self._service, f"{name} of RRef {self._value}"
+        if here.is_over:
+            raise RuntimeError(
+                f"RPC has been shut down: Cannot call {name}() on it after deletion."
+            )
         return here.calls.make(
             home.rank, function, args, {}, seconds(timeout), home=home, what=what
         )
@@ -228,8 +233,15 @@ def _backward_of(value: Identity, retain_graph: bool) -> None:
     tensor.backward(retain_graph=retain_graph)
 
 
-def _call_method(value: Identity, name: str, args: Any, kwargs: Any) -> Any:
-    return getattr(service().references.value(value).wait(), name)(*args, **kwargs)
+@async_execution
+def _call_method(value: Identity, name: str, args: Any, kwargs: Any) -> Future:
+    method = getattr(service().references.value(value).wait(), name)
+    returned = method(*args, **kwargs)
+    if is_async(method):
+        return checked_future(returned)
+    result = Future()
+    result.set_result(returned)
+    return result
 
 
 def _let_go(reference: RRef, _: Future) -> None:

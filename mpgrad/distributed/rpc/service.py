@@ -23,6 +23,7 @@ from mpgrad.distributed.group_member import Frames
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.rpc.call_pickles import packed, unpacked
 from mpgrad.distributed.rpc.calling_threads import CallingThreads
+from mpgrad.distributed.rpc.functions import checked_future, is_async
 from mpgrad.distributed.rpc.leaving import Leaving
 from mpgrad.distributed.rpc.own_calls import NO_CONTEXT, NO_VALUE, OwnCalls, Packed, name_of
 from mpgrad.distributed.rpc.references import Home, PassedOn, References
@@ -53,6 +54,9 @@ class WorkerInfo(NamedTuple):
 
     name: str
     id: int
+
+    def __repr__(self) -> str:
+        return f"WorkerInfo(id={self.id}, name={self.name})"
 
 
 class RpcService:
@@ -94,7 +98,10 @@ class RpcService:
             self.rank, self.ranks, self._lost, lambda rank: member.membership.has_left(rank),
             lambda to, message: self._deliver(to, message, []), reopens=reopens,
         )  # fmt: skip
-        self._own = RpcReady(name, _digest_of_main())
+        self._own = RpcReady(name, _digest_of_main(), member.calls_parts)
+        #: The ranks that have ended this service already, and begun the next one.
+        self._moved_on: set[int] = set()
+        self.is_over = False
         self.autograd = DistEngine(
             self.rank, f"rank {self.rank} ({name})", self._deliver, thread.do, self.threads.run,
             thread.wait_until, first_number(self.numbers[self.rank]),
@@ -103,7 +110,10 @@ class RpcService:
             self.rank, self.numbers, self.autograd.contexts, self.references, self._packed,
             self._deliver, thread.do, self.threads.run,
         )  # fmt: skip
-        thread.ask(self._begin)
+
+    def begin(self) -> None:
+        """Take calls; functions that are called ask for the service of this process."""
+        self.thread.ask(self._begin)
 
     def _begin(self) -> None:
         self.thread.member.attach(self)
@@ -152,6 +162,8 @@ class RpcService:
         return Packed(frames, departure.record(self.autograd.contexts, what), passed)
 
     def _deliver(self, to: int, message: RpcMessage, frames: Frames) -> None:
+        if self.is_over:
+            return
         if to != self.rank:
             self.thread.member.tell(to, message, frames)
             return
@@ -168,6 +180,14 @@ class RpcService:
         while self.threads.busy and time.monotonic() < deadline:
             time.sleep(PAUSE_S)
 
+    def end(self) -> None:
+        """Say nothing any more: the others may have the next service already."""
+        has_turn = threading.Event()
+        with contextlib.suppress(RuntimeError):  # the group has ended
+            self.thread.do(has_turn.set)
+            has_turn.wait()  # so it has said all that the last message makes it say
+        self.is_over = True
+
     # ------------------------------------------------------------------ values and references
 
     def own(self, value: Identity, fork: Identity, result: Future) -> None:
@@ -182,6 +202,8 @@ class RpcService:
 
     def release(self, home: Home, value: Identity, fork: Identity) -> None:
         """A reference has died; called by the garbage collector, on any thread."""
+        if self.is_over:
+            return
         self.references.add_dead(home, value, fork)
         with contextlib.suppress(RuntimeError):  # the group has ended
             self.thread.ask(self.references.send_releases)
@@ -194,8 +216,17 @@ class RpcService:
 
     # ------------------------------------------------------------------ a part of the member
 
-    def handle(self, sender: int, message: RpcMessage, frames: Frames) -> None:
-        """Take a message of another rank, or of this one."""
+    def handle(self, sender: int, message: RpcMessage, frames: Frames) -> bool:
+        """Take a message of another rank, or of this one; False if it is for the next service."""
+        if isinstance(message, RpcReady) and message.life > self._own.life:
+            self._moved_on.add(sender)
+        if sender in self._moved_on:
+            return False
+        if sender in self._ready or isinstance(message, RpcReady):  # else of a former service
+            self._take(sender, message, frames)
+        return True
+
+    def _take(self, sender: int, message: RpcMessage, frames: Frames) -> None:
         if isinstance(message, Call):
             self._begin_call(sender, message, frames)
         elif isinstance(message, CallEnded):
@@ -281,18 +312,14 @@ class RpcService:
                 what = f"the result of a call of {name_of(function)}"
                 frames.clear()
                 value = function(*args, **kwargs)
+                later = checked_future(value) if is_async(function) else None
             except BaseException as error:
                 done.set_exception(error)
                 return
-            if not getattr(function, "_mpgrad_async_execution", False):
+            if later is None:
                 done.set_result(value)
-            elif isinstance(value, Future):
-                value.add_done_callback(lambda inner: _follow(done, inner))
             else:
-                text = f"must return a Future, not {value!r}"
-                done.set_exception(
-                    RuntimeError(f"Functions decorated with @rpc.async_execution {text}")
-                )
+                later.add_done_callback(lambda later: _follow(done, later))
 
     def _answer(
         self,
@@ -311,7 +338,7 @@ class RpcService:
         if error is None:
             try:
                 packed = self._packed(value, what, who[0], context)
-            except TypeError as failure:
+            except Exception as failure:  # whatever the user's classes raise
                 error = failure
         if error is not None:
             where = f"rank {self.rank} ({self._own.name})"
