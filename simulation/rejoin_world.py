@@ -4,15 +4,18 @@ It runs the real rendezvous, Generations, GroupMembers and RpcServices. A proces
 started again, and joins those that live, also if rank 0 has died, or several have. Messages come
 late, also those of dead processes and those for them, or never. Each call must end: with its
 result, or with the loss of its callee; one that may be repeated with its result. No call for one
-process may run in another one, and in the end nobody may keep anything.
+process may run in another one, and in the end nobody may keep anything. With ``graphs`` some calls
+belong to graphs over hosts, which have backwards (:mod:`simulation.rejoin_graphs`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
+import mpgrad as mg
 from mpgrad.distributed.futures import Future
 from mpgrad.distributed.generation import Generation
 from mpgrad.distributed.rendezvous import RendezvousGuest, RendezvousHost, rank_name
@@ -23,13 +26,17 @@ from mpgrad.distributed.rpc.service import RpcService
 from mpgrad.errors import HostLost
 from mpgrad.wire.host_carrier import CarrierEvent
 from mpgrad.wire.hosts import Join, decode_head
+from simulation.rejoin_graphs import GraphProgram, weight_of
 from simulation.simulated_carrier import SimulatedCarrier
+from simulation.turns import Turns
 
 RANKS_MAX = 5
 CALLS_MAX = 8
 DEATHS_MAX = 3
 #: Turns after which the next death comes, at most.
 TURNS_MAX = 250
+#: The same, with graphs; the share of what a program does that is a graph then.
+GRAPH_TURNS_MAX, GRAPHS = 700, 0.5
 #: Shares of turns that bring a message late; in which a program, a call, or a question goes on.
 LATE, STEPS, TASKS, AGAIN = 0.03, 0.2, 0.2, 0.05
 #: The share of messages for a dead process that its successor gets.
@@ -40,6 +47,10 @@ Waiting = Generator[Callable[[], bool], None, Any]
 
 class RejoinWorldFailure(AssertionError):
     """A call ended otherwise than it should, or somebody waits for ever, or keeps something."""
+
+
+class ProcessDied(BaseException):
+    """Ends the threads of a process that has died."""
 
 
 class _Running:
@@ -81,10 +92,12 @@ class _Threads(CallingThreads):
 
     def __init__(self) -> None:
         self.tasks: list[Callable[[], None]] = []
+        #: Those that have begun.
+        self.begun: list[Turns] = []
 
     @property
     def busy(self) -> int:  # type: ignore[override]
-        return len(self.tasks)
+        return len(self.tasks) + len(self.begun)
 
     def run(self, task: Callable[[], None]) -> None:
         self.tasks.append(task)
@@ -112,8 +125,12 @@ class _Thread:
     do = ask
 
     def wait_until(self, is_there: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Only a backward waits so, and these programs have none."""
-        raise AssertionError("a simulated process waits by its program")
+        """Let others have their turns; a time may be over at any moment."""
+        if not is_there():
+            Turns.of_this_thread().give_back(is_there if seconds is None else lambda: True)
+        if self._process.is_dead:
+            raise ProcessDied
+        return is_there()
 
 
 class _Process:
@@ -126,6 +143,8 @@ class _Process:
         self.generation: Generation | None = None
         self.service: RpcService | None = None
         self.threads = _Threads()
+        #: The parameter of its part of graphs.
+        self.weight = weight_of(rank) if world.has_graphs else None
         #: What it should do again as long as it waits for rank 0, if it does.
         self.asks: Callable[[], None] | None = None
         self.error: BaseException | None = None
@@ -154,6 +173,9 @@ class _Process:
         yield lambda: service.all_ready.is_set()
         self.has_begun = True
         for _ in range(chance.randint(1, CALLS_MAX)):
+            if world.has_graphs and chance.random() < GRAPHS:
+                yield from self._run_graph()
+                continue
             self._call(chance.randrange(world.ranks))
             if chance.random() < 0.6:
                 future = self.calls[-1][0]
@@ -171,6 +193,15 @@ class _Process:
             if answer.wait():
                 break
         yield from self._leave()
+
+    def _run_graph(self) -> Waiting:
+        """On a thread of its own, as it waits in the middle of calls."""
+        program = GraphProgram(self.world, self)
+        thread = Turns(lambda: _until_death(program.run))
+        self.threads.begun.append(thread)
+        yield lambda: thread.is_over
+        if program.failure:
+            raise RejoinWorldFailure(f"rank {self.rank}: {program.failure}")
 
     def _meet(self) -> Waiting:
         world, rank = self.world, self.rank
@@ -218,6 +249,7 @@ class _Process:
         thread.ask(generation.begin)
         name = f"w{self.rank}"
         self.service = RpcService(thread, name, reduced, reopens=True, threads=self.threads)
+        self.service.weight = self.weight  # type: ignore[attr-defined]
         self.service.begin()
 
     def _call(self, to: int) -> None:
@@ -273,6 +305,9 @@ class _Process:
             raise RejoinWorldFailure(f"rank {self.rank} keeps {vars(kept)}")
         if kept._book.count or service.calls._pending:
             raise RejoinWorldFailure(f"rank {self.rank} keeps something in its books")
+        contexts = [context.id for context in service.autograd.contexts.all()]
+        if contexts:
+            raise RejoinWorldFailure(f"rank {self.rank} keeps the contexts {contexts}")
         self.asks = None
         generation.end()
         self.is_dead = True
@@ -280,14 +315,20 @@ class _Process:
 
 
 class RejoinWorld:
-    """One random world. ``run`` it; ``seed`` makes it again."""
+    """One random world. ``run`` it; ``seed`` makes it again.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        seed: of everything.
+        graphs: some of its calls belong to graphs.
+    """
+
+    def __init__(self, seed: int, *, graphs: bool = False) -> None:
         self.random = chance = random.Random(seed)
-        self.seed = seed
+        self.seed, self.has_graphs = seed, graphs
         self.ranks = chance.randint(2, RANKS_MAX)
         #: The turns after which somebody dies, one after another.
-        self.deaths = [chance.randint(0, TURNS_MAX) for _ in range(chance.randint(0, DEATHS_MAX))]
+        turns = GRAPH_TURNS_MAX if graphs else TURNS_MAX
+        self.deaths = [chance.randint(0, turns) for _ in range(chance.randint(0, DEATHS_MAX))]
         self.listening: dict[str, SimulatedCarrier] = {}
         #: What carriers have doubled, and what comes late: the sender, the address, the message.
         self.copies: list[tuple[str, str, list[bytes]]] = []
@@ -295,6 +336,9 @@ class RejoinWorld:
         self.died: list[int] = []
         #: Calls that a death has ended; messages that were not read.
         self.lost = self.ignored = 0
+        #: Graphs that ended well, and those of them in whose backward or forward somebody died
+        #: whom they span; those that a death has ended.
+        self.graphs = self.saved = self.over = 0
         self.processes = [_Process(self, rank) for rank in range(self.ranks)]
         self._waiting: list[Callable[[], bool] | None] = [lambda: True] * self.ranks
 
@@ -305,19 +349,31 @@ class RejoinWorld:
             RejoinWorldFailure: something is not as it should be.
         """
         before = current.service
+        engine = mg.Engine("local", cpu_workers=1, shm_limit="1MB") if self.has_graphs else None
         try:
-            turns = 0
-            while any(self._waiting):
-                turns += 1
-                if turns > 60_000:
-                    stuck = [rank for rank, is_over in enumerate(self._waiting) if is_over]
-                    raise RejoinWorldFailure(f"ranks {stuck} of {self.ranks} wait for ever")
-                self._turn()
+            with engine or contextlib.nullcontext():
+                self._run()
         except (RejoinWorldFailure, AssertionError, RuntimeError, KeyError) as error:
             raise RejoinWorldFailure(f"seed {self.seed}: {error!r}") from error
         finally:
+            self._end_threads()
             current.service, _Running.process = before, None
         return self
+
+    def _run(self) -> None:
+        turns = 0
+        while any(self._waiting):
+            turns += 1
+            if turns > 60_000:
+                stuck = [rank for rank, is_over in enumerate(self._waiting) if is_over]
+                raise RejoinWorldFailure(f"ranks {stuck} of {self.ranks} wait for ever")
+            self._turn()
+
+    def _end_threads(self) -> None:
+        """If something has failed."""
+        for process in self.processes:
+            process.is_dead = True
+            _end_threads_of(process)
 
     def _turn(self) -> None:
         if self.deaths and not self._has_ended():
@@ -365,6 +421,7 @@ class RejoinWorld:
             for other in self.processes:
                 self._lead_astray(other.carrier, carrier)
             carrier.close(0)
+        _end_threads_of(process)
         self.processes[rank] = _Process(self, rank)
         self._waiting[rank] = lambda: True
 
@@ -402,9 +459,21 @@ class RejoinWorld:
             carrier.turn(peer, self.random)
 
     def _run_task(self, process: _Process) -> None:
-        service, tasks = process.service, process.threads.tasks
-        if tasks and service is not None and service.all_ready.is_set():
-            tasks.pop(self.random.randrange(len(tasks)))()
+        service, threads = process.service, process.threads
+        threads.begun = [thread for thread in threads.begun if not thread.is_over]
+        able = [thread.run_on for thread in threads.begun if thread.is_ready()]
+        if service is not None and service.all_ready.is_set():
+            able += [lambda at=at: self._begin(threads, at) for at in range(len(threads.tasks))]  # type: ignore[misc]
+        if able:
+            self.random.choice(able)()
+
+    def _begin(self, threads: _Threads, at: int) -> None:
+        task = threads.tasks.pop(at)
+        if not self.has_graphs:
+            task()
+            return
+        threads.begun.append(Turns(lambda: _until_death(task)))
+        threads.begun[-1].run_on()
 
     def _advance(self, process: _Process) -> None:
         is_over = self._waiting[process.rank]
@@ -413,3 +482,14 @@ class RejoinWorld:
                 self._waiting[process.rank] = next(process.program)
             except StopIteration:
                 self._waiting[process.rank] = None
+
+
+def _until_death(function: Callable[[], None]) -> None:
+    with contextlib.suppress(ProcessDied):
+        function()
+
+
+def _end_threads_of(process: _Process) -> None:
+    for thread in process.threads.begun:
+        while not thread.is_over:
+            thread.run_on()

@@ -38,6 +38,11 @@ class Turns:
         self._mine.release()
         self._worlds.acquire()
 
+    @staticmethod
+    def of_this_thread() -> Turns:
+        """Whose turn it is, on its thread."""
+        return _turns.of_this_thread
+
     def give_back(self, is_ready: Callable[[], bool]) -> None:
         """On the thread: wait until the world lets it run again."""
         self.is_ready = is_ready

@@ -12,7 +12,7 @@ import msgspec
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.hosts.upstream import Upstream
 
-HOSTS_PROTOCOL = 8
+HOSTS_PROTOCOL = 9
 
 #: No head is longer.
 HEAD_BYTES_MAX = 1024 * 1024
@@ -174,6 +174,9 @@ class Call(_Head, frozen=True, array_like=True, tag=11):
     sequence_nr: int = 0
     #: What the tensors of the message lead back to.
     upstream: tuple[Upstream, ...] = ()
+    #: Of a call that a dead process had answered: the number of that answer as a message, which the
+    #: new answer gets, too.
+    answer: int = -1
 
 
 class CallEnded(_Head, frozen=True, array_like=True, tag=12):
@@ -255,6 +258,8 @@ class BeginPart(_OfBackward, frozen=True, array_like=True, tag=18):
     keep_graph: bool
     #: Only the gradients of some tensors of the root count.
     is_partial: bool
+    #: The rank whose death has ended the backward that this one repeats; -1 for none.
+    follows: int = -1
 
 
 class Gradients(_OfBackward, frozen=True, array_like=True, tag=19):
@@ -264,6 +269,7 @@ class Gradients(_OfBackward, frozen=True, array_like=True, tag=19):
     keep_graph: bool
     is_smart: bool
     is_partial: bool
+    follows: int = -1
 
 
 class PartState(_OfBackward, frozen=True, array_like=True, tag=20):
@@ -286,6 +292,8 @@ class Conclusion(_OfBackward, frozen=True, array_like=True, tag=22):
     """All parts are done, and their gradients count; or none does."""
 
     commits: bool
+    #: The parts have kept their graphs, which nobody needs any more.
+    frees: bool = False
 
 
 class ConclusionRead(_OfBackward, frozen=True, array_like=True, tag=23):

@@ -1,4 +1,4 @@
-"""Two hosts: network namespaces of this machine, with a cable (veth) between them."""
+"""Hosts: network namespaces of this machine, with cables (veth) between them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 #: Nobody else has this network: it exists in the two namespaces only.
 ADDRESSES, PORT = ("10.77.0.1", "10.77.0.2"), "29500"
+#: With a third host.
+THIRD = "10.77.0.3"
 
 DIGEST = (
     TRAINING
@@ -83,6 +85,38 @@ def hosts() -> Iterator[tuple[str, str]]:
             ip("netns", "del", name)
 
 
+@pytest.fixture
+def three_hosts() -> Iterator[tuple[str, ...]]:
+    """Three of them; the first one is a bridge, too."""
+    if shutil.which("ip") is None:
+        pytest.skip("there is no ip (iproute2)")
+    tag = secrets.token_hex(3)
+    names = tuple(f"mpgrad-{tag}-{k}" for k in range(3))
+    try:
+        if any(ip("netns", "add", name).returncode != 0 for name in names):
+            pytest.skip("network namespaces are not permitted")
+        made = ip("-n", names[0], "link", "add", "cable", "type", "bridge")
+        if made.returncode != 0:
+            pytest.skip(f"there is no bridge: {made.stderr}")
+        for k, address in enumerate((*ADDRESSES, THIRD)):
+            if k > 0:
+                ends = ("link", "add", f"port{k}", "type", "veth", "peer", "name", "cable")
+                assert ip("-n", names[0], *ends, "netns", names[k]).returncode == 0
+                for what in (("master", "cable"), ("up",)):
+                    assert ip("-n", names[0], "link", "set", f"port{k}", *what).returncode == 0
+            for command in (
+                ("addr", "add", f"{address}/24", "dev", "cable"),
+                ("link", "set", "cable", "up"),
+                ("link", "set", "lo", "up"),
+            ):
+                done = ip("-n", names[k], *command)
+                assert done.returncode == 0, done.stderr
+        yield names
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
 #: What says where the ranks are: a node rank on each host, or the same on both.
 MASTER = ("--nnodes", "2", "--master-addr", ADDRESSES[0], "--master-port", PORT)
 RENDEZVOUS = ("--nnodes", "2", "--rdzv-endpoint", f"{ADDRESSES[0]}:{PORT}", "--rdzv-id", "job")
@@ -91,12 +125,12 @@ RENDEZVOUS = ("--nnodes", "2", "--rdzv-endpoint", f"{ADDRESSES[0]}:{PORT}", "--r
 def start(
     directory: Path,
     source: str,
-    hosts: tuple[str, str],
+    hosts: tuple[str, ...],
     per_node: int,
     place: tuple[str, ...] = MASTER,
     script_arguments: tuple[str, ...] = (),
 ) -> list[subprocess.Popen[str]]:
-    """``mpgrad run`` on both hosts."""
+    """``mpgrad run`` on all hosts."""
     (directory / "script.py").write_text(source)
     (directory / "key").write_bytes(secrets.token_bytes(32))
     environment = {
@@ -204,3 +238,97 @@ def test_the_ranks_of_a_host_that_is_cut_off_end_there_and_run_elsewhere(
     assert "ranks 2, 3 have 0 s to end" in said[1][1]
     saved = [[(path / f"saved {k}").read_bytes() for k in range(4)] for path in (alone, both)]
     assert saved[0] == saved[1]
+
+
+#: Rank 2 ends the ``mpgrad run`` of its host, in the middle of a backward; or waits until that host
+#: is cut off. Then who calls whom is given.
+CALLED = """
+import os, pathlib, signal, sys
+import mpgrad as mg
+import mpgrad.distributed.autograd as dist_autograd
+import mpgrad.distributed.rpc as rpc
+from mpgrad.distributed.rendezvous import way_to
+
+here, how, rank = pathlib.Path(sys.argv[1]), sys.argv[2], int(os.environ["RANK"])
+CALLS = [tuple(map(int, pair)) for pair in sys.argv[3:]]
+
+def is_first():
+    return os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+class Dies(mg.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if rank == 2 and is_first() and how != "stays":
+            (here / "met").touch()
+            if how == "dies":
+                os.kill(os.getppid(), signal.SIGKILL)
+            while True:
+                pass
+        return grad * 0.5
+
+def part(x):
+    return Dies.apply(x)
+
+def address():
+    return way_to(os.environ["MASTER_ADDR"], 1)
+
+def address_of(other):
+    return rpc.rpc_sync(f"worker{other}", address, repeat=True)
+
+rpc.init_rpc(f"worker{rank}")
+if rank == 0:
+    weight = mg.arange(1000.0).requires_grad_()
+    with dist_autograd.context() as context_id:
+        hidden = rpc.rpc_sync(f"worker{CALLS[-1][0]}", part, (weight,), repeat=True)
+        hidden = rpc.rpc_sync("worker2", part, (hidden,), repeat=True)
+        dist_autograd.backward(context_id, [(hidden * weight).sum()])
+        found = dist_autograd.get_gradients(context_id)[weight]
+        (here / "saved").write_bytes(found.numpy().tobytes())
+    for caller, other in CALLS:
+        print(rpc.rpc_sync(f"worker{caller}", address_of, (other,), repeat=True))
+rpc.shutdown()
+"""
+
+MOVES = ("--nnodes", "1:2", *RENDEZVOUS[2:], "--max-restarts", "1")
+
+
+@pytest.mark.parametrize("how", ["dies", pytest.param("is-cut-off", marks=pytest.mark.long)])
+def test_ranks_that_others_call_move_to_another_host(
+    tmp_path: Path, hosts: tuple[str, str], how: str
+) -> None:
+    stays, moves = tmp_path / "stays", tmp_path / "moves"
+    stays.mkdir()
+    moves.mkdir()
+    calls = ("02", "13", "23", "31")
+    text, _ = outputs(start(stays, CALLED, hosts, 2, MOVES, (str(stays), "stays", *calls)))
+    first, other = ADDRESSES
+    assert text.split("[rank 0] ")[1:] == [f"{other}\n"] * 3 + [f"{first}\n"]
+    launched = start(moves, CALLED, hosts, 2, MOVES, (str(moves), how, *calls))
+    if how == "is-cut-off":
+        assert wait_until((moves / "met").exists)
+        assert ip("-n", hosts[1], "link", "set", "cable", "down").returncode == 0
+    said = [launcher.communicate(timeout=HANGS_S) for launcher in launched]
+    assert launched[0].returncode == 0, said
+    assert "this is host 0, and runs ranks of a lost host: 2, 3" in said[0][1]
+    assert said[0][0].split("[rank 0] ")[1:] == [f"{first}\n"] * 4, said
+    assert (moves / "saved").read_bytes() == (stays / "saved").read_bytes()
+
+
+def test_ranks_on_other_hosts_connect_to_one_that_moves(
+    tmp_path: Path, three_hosts: tuple[str, ...]
+) -> None:
+    place = ("--nnodes", "2:3", *MOVES[2:])
+    launched = start(
+        tmp_path, CALLED, three_hosts, 1, place, (str(tmp_path), "dies", "02", "12", "21")
+    )
+    said = [launcher.communicate(timeout=HANGS_S) for launcher in launched]
+    assert sorted(launcher.returncode for launcher in launched) == [-9, 0, 0], said
+    took = [k for k, (_, errors) in enumerate(said) if "runs ranks of a lost host: 2" in errors]
+    new = (*ADDRESSES, THIRD)[took[0]]
+    told = "".join(output for output, _ in said).split("[rank 0] ")[1:]
+    assert told[:2] == [f"{new}\n"] * 2, said
+    assert told[2] != told[0]

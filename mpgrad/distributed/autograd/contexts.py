@@ -40,6 +40,14 @@ class DistAutogradContext:
         self._walk, self._upstream = UpstreamWalk(context_id), KnownUpstream()
         #: The backwards that run here, by their ids (``dist_engine.Part``).
         self.parts: dict[tuple[int, int], Any] = {}
+        #: By number, the calls of this process that can be made again if their callees die, and
+        #: those that are (``OwnCalls``).
+        self.answered: dict[int, Any] = {}
+        self.repeated: dict[int, Any] = {}
+        #: The process whose calls were made again; None: none has died.
+        self.mended: Loss | None = None
+        #: Whether a model has averaged gradients that do not count yet.
+        self.has_averaged = False
 
     # ------------------------------------------------------------------ what is recorded
 
@@ -54,6 +62,11 @@ class DistAutogradContext:
         """Such tensors have come."""
         with self._lock:
             self._recvs[node.message] = node
+
+    def has_sent(self, message: int) -> bool:
+        """Whether this process has sent a message in the context."""
+        with self._lock:
+            return message in self._sends
 
     def sends(self) -> dict[int, SendRpcBackward]:
         """By message."""
@@ -94,6 +107,8 @@ class DistAutogradContext:
         sums = self.sums_with(gradients) | averages
         with self._lock:
             self._gradients = sums
+        self.has_averaged = False
+        self.answered.clear()  # a death is a loss of gradients from now on
 
     def gradients(self) -> dict[Tensor, Tensor]:
         """By leaf, all that were added."""
@@ -128,6 +143,8 @@ class Contexts:
         self.rank = rank
         self._lock = threading.Lock()
         self._contexts: dict[int, DistAutogradContext] = {}
+        #: Whether another process had this rank before.
+        self.is_successor = first > 0
         self._released = ReleasedContexts()
         self._ids = itertools.count((rank << NUMBER_BITS) + first)
         self._messages = itertools.count((rank << NUMBER_BITS) + first)
@@ -153,10 +170,15 @@ class Contexts:
         found = self.known(context_id)
         if found is not None:
             return found
-        loss = self._released.loss(context_id)
+        loss = self.loss(context_id)
         if loss is not None:
             raise HostLost(*loss, f"autograd context {context_id}", of_calls=True)
         raise RuntimeError(f"Could not find autograd context with id: {context_id}")
+
+    def loss(self, context_id: int) -> Loss | None:
+        """The loss that has ended a context; None if it was left, or is not known."""
+        with self._lock:
+            return self._released.loss(context_id)
 
     def known(self, context_id: int) -> DistAutogradContext | None:
         """The context of that number; None if it is no more, or has never been here."""

@@ -56,11 +56,12 @@ class Departure:
         bare = Tensor(obj._array, version_counter=obj._version_counter)
         return _arrived, (len(self._tensors) - 1, bare)
 
-    def record(self, contexts: Contexts, what: str) -> Recorded:
+    def record(self, contexts: Contexts, what: str, message: int = NO_MESSAGE) -> Recorded:
         """Record that they leave.
 
         Args:
             what: the message is, for errors.
+            message: its number; by default a new one.
         """
         if self._context is None or not self._tensors:
             return Recorded(NO_MESSAGE, ())
@@ -68,7 +69,7 @@ class Departure:
         # Whatever thread has made them: nothing that was recorded before comes after.
         continue_sequence_from(1 + max(recorded_at(node) for node, _ in edges))
         metadata = [gradient_metadata(tensor) for tensor in self._tensors]
-        message = contexts.new_message()
+        message = contexts.new_message() if message == NO_MESSAGE else message
         node = SendRpcBackward(edges, metadata, message, self._to, what)
         return Recorded(message, self._context.add_send(node))
 

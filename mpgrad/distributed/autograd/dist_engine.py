@@ -19,7 +19,8 @@ from mpgrad.distributed.operation import WaitUntil
 from mpgrad.errors import HostLost
 from mpgrad.graph.node import Edge
 from mpgrad.scheduler.hosts import pass_state as ps
-from mpgrad.scheduler.hosts.context_state import Loss, PassId
+from mpgrad.scheduler.hosts.context_state import Loss, PassId, over
+from mpgrad.scheduler.hosts.incarnations import REPLACED
 from mpgrad.scheduler.hosts.marking import AnswerHost, AskHost
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.wire.hosts import (
@@ -90,18 +91,25 @@ class DistEngine:
             HostLost: a host that it needs has died.
             RuntimeError: a rule has raised, or something is awaited that nobody sends.
         """
+        follows = -1
         with context.one_at_a_time:
-            part = self.begin(
-                context, roots, seeds, inputs, keep_graph=keep_graph, is_smart=is_smart
-            )
-            try:
-                self._wait_until(part.may_run.is_set, None)
-                if not part.has_ended.is_set():
-                    self.run_part(part)
-                self._wait_until(part.has_ended.is_set, None)
-            except BaseException as error:  # Ctrl-C
-                self._fail(part, error)
-                raise
+            while True:
+                part = self.begin(
+                    context, roots, seeds, inputs,
+                    keep_graph=keep_graph, is_smart=is_smart, follows=follows,
+                )  # fmt: skip
+                try:
+                    self._wait_until(part.may_run.is_set, None)
+                    if not part.has_ended.is_set():
+                        self.run_part(part)
+                    self._wait_until(part.has_ended.is_set, None)
+                except BaseException as error:  # Ctrl-C
+                    self._fail(part, error)
+                    raise
+                follows = part.ended_by
+                if follows < 0:
+                    break
+                self._wait_until(lambda: not context.repeated, None)
         self.raise_error_of(part)
 
     def begin(
@@ -113,13 +121,16 @@ class DistEngine:
         *,
         keep_graph: bool,
         is_smart: bool,
+        follows: int = -1,
     ) -> LocalPart:
         """Begin a backward; ``may_run`` of the part tells when ``run_part`` may be called."""
+        may_begin_anew = bool(context.answered or context.repeated)
         part = self.part_class(
             context, (self.rank, next(self._numbers)), is_smart=is_smart,
             send=self._send_gradients, wait=self.wait, wait_until=self._wait_until,
-            roots=roots, seeds=seeds, inputs=inputs, keep_graph=keep_graph,
+            roots=roots, seeds=seeds, inputs=inputs, keep_graph=keep_graph or may_begin_anew,
         )  # fmt: skip
+        part.frees, part.follows = may_begin_anew and not keep_graph, follows
         marks = context.marks(roots) if is_smart else None
         if marks is not None:
             part.mark(marks.get(self.rank, ()))
@@ -154,6 +165,8 @@ class DistEngine:
 
     def _close(self, context: DistAutogradContext, loss: Loss | None) -> None:
         rank, cause = loss or (-1, "")
+        context.answered.clear()
+        context.repeated.clear()
         for part in list(context.parts.values()):
             part.errors[self.rank] = part.errors[rank] = self._why_gone(context.id)
         for backward, steps in context.state.close(self.rank if loss is None else rank):
@@ -164,9 +177,17 @@ class DistEngine:
     def _why_gone(self, context_id: int) -> RuntimeError:
         try:
             self.contexts.find(context_id)
-        except RuntimeError as error:
+        except HostLost as error:
             return error
+        except RuntimeError as error:
+            return self._as_successor(context_id) or error
         raise AssertionError(f"context {context_id} is still there")
+
+    def _as_successor(self, context_id: int) -> HostLost | None:
+        """Why this process does not know what another process of its rank knew, if one has died."""
+        if not self.contexts.is_successor:
+            return None
+        return HostLost(self.rank, REPLACED, f"autograd context {context_id}", of_calls=True)
 
     @property
     def backwards(self) -> int:
@@ -176,6 +197,12 @@ class DistEngine:
     # ------------------------------------------------------------------ a part of this host
 
     def _begin(self, part: LocalPart, begun: ps.BackwardBegun) -> None:
+        if part.context.repeated:  # somebody has died since the last look
+            assert part.context.mended is not None
+            part.ended_by = part.context.mended[0]
+            part.has_ended.set()
+            part.may_run.set()
+            return
         part.context.parts[part.id] = part
         if self.contexts.known(part.context.id) is None:  # it was left meanwhile
             self._note_error(part, self._why_gone(part.context.id))
@@ -210,8 +237,9 @@ class DistEngine:
         def send() -> None:
             self._note(part, ps.GradientsLeft(node.origin))
             head = Gradients(
-                *_of(part), node.message, part.keep_graph, part.is_smart, part.inputs is not None
-            )
+                *_of(part), node.message, part.keep_graph, part.is_smart, part.inputs is not None,
+                part.follows,
+            )  # fmt: skip
             self._send(node.origin, head, frames)
 
         self._later(send)
@@ -230,10 +258,18 @@ class DistEngine:
             return
         backward = message.root, message.number
         context = self.contexts.known(message.context)
+        if context is not None and context.mended and message.root != self.rank:
+            # That process may know only a part of what the dead one knew.
+            loss = over(context.mended, context.state.why_over_by(message.root))
+            self.release(context.id, loss)
+            context = None
         if context is None:
             self._refuse(sender, message)
             return
-        context.state.span(sender)
+        if message.root == sender:
+            context.state.span(sender, "it had called backward()")
+        elif sender not in context.state.hosts:
+            context.state.span(sender, "another rank had called it")
         part = context.parts.get(backward)
         if part is None:
             if message.root != self.rank:
@@ -242,6 +278,8 @@ class DistEngine:
                 part = self._part(context, backward, is_smart=True)
         try:
             event = self._event(part, sender, message, frames)
+        except KeyError as error:  # a message that this process has not sent
+            self._note_error(part, self._as_successor(context.id) or error)
         except Exception as error:
             self._note_error(part, error)
         else:
@@ -277,12 +315,14 @@ class DistEngine:
             reached = part.reach_from_slots(message.slots)
             return ps.MarksAnswered(message.question, message.hosts, reached)
         if isinstance(message, BeginPart):
-            part.begin_as(keep_graph=message.keep_graph, is_partial=message.is_partial)
+            self._take_options(part, message)
             part.mark(message.slots)
             return ps.PartRequested()
         if isinstance(message, Gradients):
             if not part.is_smart and not part.is_root:
-                part.begin_as(keep_graph=message.keep_graph, is_partial=message.is_partial)
+                self._take_options(part, message)
+            if not part.context.has_sent(message.message):
+                raise KeyError(message.message)
             part.arrive(message.message, frames)
             return ps.GradientsArrived(sender, message.message)
         if isinstance(message, PartState):
@@ -296,16 +336,43 @@ class DistEngine:
             part.errors[sender] = decode_error(bytes(frames[0]))
             return ps.PartFailed(sender)
         if isinstance(message, Conclusion):
+            part.frees = message.frees
             return ps.ConclusionArrived(message.commits)
         assert isinstance(message, ConclusionRead)
         return ps.ConclusionSeen(sender)
 
-    def gone(self, rank: int, cause: str) -> None:
-        """A process has died or left: the contexts that span it are no more."""
+    def _take_options(self, part: LocalPart, message: BeginPart | Gradients) -> None:
+        part.begin_as(
+            keep_graph=message.keep_graph, is_partial=message.is_partial, follows=message.follows
+        )
+
+    def gone(self, rank: int, cause: str, *, returns: bool = False) -> None:
+        """A process has died or left: the contexts that span it are no more.
+
+        Args:
+            rank, cause: which process, and why.
+            returns: another one takes its place. A context in which it can do all again goes on,
+                and backwards that run here begin anew.
+        """
         self._lost[rank] = cause
         for context in self.contexts.all():
-            if rank in context.state.hosts:
+            if rank not in context.state.hosts:
+                continue
+            why = context.state.why_over(rank)
+            if not why and not all(part.keep_graph for part in context.parts.values()):
+                why = "a backward that keeps no graph was running"
+            if not returns:
                 self.release(context.id, (rank, cause))
+            elif why:
+                self.release(context.id, over((rank, cause), why))
+            else:
+                self._end_parts(context, rank)
+
+    def _end_parts(self, context: DistAutogradContext, rank: int) -> None:
+        for part in context.parts.values():
+            part.ended_by = rank
+        for backward, steps in context.state.close(rank):
+            self._perform(context.parts[backward], steps)
 
     def returned(self, rank: int) -> None:
         """A rank has another process, which knows nothing of all this."""
@@ -331,7 +398,8 @@ class DistEngine:
             self._send(step.to, AnswerMarks(*head, step.question, step.hosts, step.slots))
         elif isinstance(step, ps.RequestPart):
             is_partial = part.inputs is not None
-            self._send(step.to, BeginPart(*head, step.slots, part.keep_graph, is_partial))
+            begin = BeginPart(*head, step.slots, part.keep_graph, is_partial, part.follows)
+            self._send(step.to, begin)
         elif isinstance(step, ps.StartPart):
             self._start(part)
         elif isinstance(step, ps.SendReport):
@@ -345,7 +413,7 @@ class DistEngine:
             data = encode_error(part.errors[self.rank], self._where)
             self._send(step.to, PartError(*head), [data])
         elif isinstance(step, ps.Conclude):
-            self._send(step.to, Conclusion(*head, step.commits))
+            self._send(step.to, Conclusion(*head, step.commits, part.frees))
         elif isinstance(step, ps.TakeGradients):
             part.take_gradients()
         elif isinstance(step, ps.DropGradients):

@@ -24,6 +24,7 @@ from mpgrad.distributed.autograd.rpc_nodes import CURRENT, ArrivingGradients, Re
 from mpgrad.distributed.operation import WaitUntil
 from mpgrad.distributed.reducer import reducers_of
 from mpgrad.distributed.rpc.call_pickles import packed, unpacked
+from mpgrad.errors import HostLost
 from mpgrad.graph.node import Edge, Node
 from mpgrad.scheduler.hosts.context_state import PassId
 from mpgrad.scheduler.hosts.marking import Slot
@@ -88,6 +89,11 @@ class LocalPart:
         self.end: Any = None
         self.errors: dict[int, BaseException] = {}
         self.waits: dict[int, str] = {}
+        #: At the root, the rank whose death has ended it, so that another backward takes its place;
+        #: in that one, the same rank. -1 for none.
+        self.ended_by = self.follows = -1
+        #: The graph was kept for such a case alone: it is freed once the gradients count.
+        self.frees = False
         #: Whether other hosts take part.
         self.spans_hosts = False
 
@@ -96,8 +102,9 @@ class LocalPart:
         """Whether ``backward()`` was called in this process."""
         return self.id[0] == self.context.state.rank
 
-    def begin_as(self, *, keep_graph: bool, is_partial: bool) -> None:
+    def begin_as(self, *, keep_graph: bool, is_partial: bool, follows: int) -> None:
         """Take over the options of ``backward()``."""
+        self.follows = follows
         self.keep_graph = keep_graph
         if is_partial:
             self.inputs = ()
@@ -206,6 +213,10 @@ class LocalPart:
         reducers = reducers_of(leaves)
         if not reducers:
             return
+        if self.follows >= 0 and self.context.has_averaged:
+            cause = "the context is over: DistributedDataParallel had averaged, which is done once"
+            raise HostLost(self.follows, cause, f"context {self.context.id}", of_calls=True)
+        self.context.has_averaged = True
         new = self._kept + self._of_tensors(results_alone(frozen, captured, len(self._tensors)))
         before = self.context.sums_with(new)
         after = dict(before)
@@ -219,6 +230,9 @@ class LocalPart:
         if self._captured is not None:
             gradients += self._of_tensors(results(*self._captured, len(self._tensors)))
         self.context.accumulate(gradients, self._averages)
+        if self.frees and self._captured is not None:
+            for node in self._captured[0].nodes:
+                node.release_saved()
 
     def _of_tensors(self, found: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor]]:
         return [

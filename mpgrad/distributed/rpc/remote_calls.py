@@ -184,6 +184,7 @@ def rpc_async(
         timeout: seconds; 0 for any time, by default that of ``init_rpc``.
         repeat: ``func`` changes nothing where it runs. If that process dies before it answers, and
             another one is started in its place, ``func`` is called there with the same arguments.
+            In an autograd context this also holds until its first backward has ended.
 
     Raises:
         TypeError: ``func`` is not callable, or an argument cannot travel.

@@ -35,6 +35,7 @@ from mpgrad.wire.hosts import (
     BackwardMessage,
     Call,
     CallEnded,
+    ContextReleased,
     ForkConfirmed,
     ForkHeld,
     ForkReleased,
@@ -107,8 +108,8 @@ class RpcService:
             thread.wait_until, first_number(self.numbers[self.rank]),
         )  # fmt: skip
         self.calls = OwnCalls(
-            self.rank, self.numbers, self.autograd.contexts, self.references, self._packed,
-            self._deliver, thread.do, self.threads.run,
+            self.rank, self.numbers, self.autograd, self.references, self._packed,
+            self._deliver, thread.do, self.threads.run, reopens=reopens,
         )  # fmt: skip
 
     def begin(self) -> None:
@@ -148,9 +149,14 @@ class RpcService:
     # ------------------------------------------------------------------ calls of this process
 
     def _packed(
-        self, value: Any, what: str, to: int, context: DistAutogradContext | None
+        self,
+        value: Any,
+        what: str,
+        to: int,
+        context: DistAutogradContext | None,
+        message: int = NO_MESSAGE,
     ) -> Packed:
-        """The frames of ``value``, and what it is as a message of ``context``."""
+        """The frames of ``value``, and what it is as a message of ``context``, of that number."""
         mains = self._ready[to].main, self._own.main
         departure, passed = Departure(context, to), list[PassedOn]()
         frames = packed(
@@ -159,7 +165,7 @@ class RpcService:
             same_main=to == self.rank or (mains[0] == mains[1] != ""),
             reduce=lambda obj: self._reduce_reference(obj, passed) or departure.reduced(obj),
         )
-        return Packed(frames, departure.record(self.autograd.contexts, what), passed)
+        return Packed(frames, departure.record(self.autograd.contexts, what, message), passed)
 
     def _deliver(self, to: int, message: RpcMessage, frames: Frames) -> None:
         if self.is_over:
@@ -254,8 +260,8 @@ class RpcService:
         if rank not in self._ready and not self._leaving.may_return(rank):
             self.all_ready.set()  # it never will be
         self.references.gone(rank)
+        self.autograd.gone(rank, cause, returns=self._leaving.may_return(rank))
         self.calls.gone(rank, cause)
-        self.autograd.gone(rank, cause)
         self._leaving.gone(rank)
 
     def returned(self, rank: int, number: int) -> None:
@@ -284,8 +290,11 @@ class RpcService:
         context = None
         if message.context != NO_CONTEXT:
             context = self.autograd.contexts.find_or_add(message.context)
+            loss = None if context else self.autograd.contexts.loss(message.context)
+            if loss is not None:
+                self._deliver(caller, ContextReleased(message.context, *loss), [])
         if context is not None:
-            context.state.span(caller)
+            context.state.span(caller, f"it had called rank {self.rank}")
             context.learn(caller, message.upstream)
         who = caller, self.numbers[caller]
         self.threads.run(lambda: self._run(who, message, frames, result, context))
@@ -302,9 +311,7 @@ class RpcService:
         self.all_ready.wait()  # it may call others
         begin_sequence_at(message.sequence_nr)
         done, what = Future(), "the result of a call"
-        done.add_done_callback(
-            lambda done: self._answer(who, message.number, done, keep, context, what)
-        )
+        done.add_done_callback(lambda done: self._answer(who, message, done, keep, context, what))
         with recording_in(context):
             try:
                 with arriving(context, message.message, who[0]):
@@ -324,7 +331,7 @@ class RpcService:
     def _answer(
         self,
         who: tuple[int, int],
-        number: int,
+        call: Call,
         done: Future,
         keep: Future | None,
         context: DistAutogradContext | None,
@@ -337,14 +344,16 @@ class RpcService:
         packed = Packed([], Recorded(NO_MESSAGE, ()), ())
         if error is None:
             try:
-                packed = self._packed(value, what, who[0], context)
+                packed = self._packed(value, what, who[0], context, call.answer)
             except Exception as failure:  # whatever the user's classes raise
                 error = failure
         if error is not None:
             where = f"rank {self.rank} ({self._own.name})"
             packed = packed._replace(frames=[encode_error(error, where)])
         message, upstream = packed.recorded
-        answer = CallEnded(number, error is not None, message, upcoming_sequence_nr(), upstream)
+        answer = CallEnded(
+            call.number, error is not None, message, upcoming_sequence_nr(), upstream
+        )
         with contextlib.suppress(RuntimeError):  # the group has ended
             self.thread.do(lambda: self._reply(who, answer, packed))
 
