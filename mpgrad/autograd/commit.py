@@ -18,11 +18,12 @@ from mpgrad.autograd.running.collector import collector_held, collector_held_for
 from mpgrad.autograd.running.deferred_interrupts import interrupts_deferred
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.devices.device_arrays import on_its_device
-from mpgrad.graph.grad_modes import enable_grad
+from mpgrad.graph.grad_modes import INFERENCE_MODES, enable_grad
 from mpgrad.ops.arithmetic import add
 from mpgrad.ops.shape import clone
 from mpgrad.tensors.accumulate_grad import begins, first_grad, grad_lock
-from mpgrad.tensors.storage import adopt
+from mpgrad.tensors.assigned_grad import OWN_DTYPE
+from mpgrad.tensors.storage import VersionCounter, adopt
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.tensors.undo_log import UndoLog
 
@@ -72,7 +73,7 @@ def _commit_first(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> bool
     """
     global _commits
     leaves: list[Tensor] = []
-    grads: list[Tensor] = []
+    arrays: list[Any] = []
     with collector_held_for(len(captured)), grad_lock():
         before = _commits
         for sink, (array, exclusive) in zip(frozen.sinks, captured, strict=True):
@@ -80,14 +81,14 @@ def _commit_first(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> bool
                 continue
             if type(sink) is not LeafSink:
                 return False
-            leaf = sink.accumulator.variable
+            leaf = sink.accumulator.leaf()
             if not begins(leaf):
                 return False
             leaves.append(leaf)
-            grads.append(Tensor(first_grad(array, leaf._array, exclusive=exclusive)))
+            arrays.append(first_grad(array, leaf._array, exclusive=exclusive))
         if len({*map(id, leaves)}) < len(leaves):
             return False
-        assignments = map(_set_grad, leaves, grads)
+        assignments = map(_set_grad, leaves, _tensors_of(arrays))
         # A signal handler may have run a backward. Between this comparison and the end of the call
         # that follows no signal arrives.
         if _commits != before:
@@ -95,6 +96,24 @@ def _commit_first(frozen: FrozenGraph, captured: list[tuple[Any, bool]]) -> bool
         _exhaust(assignments)
         _commits += 1
     return True
+
+
+def _tensors_of(arrays: list[Any]) -> list[Tensor]:
+    """``Tensor(array)`` of each, without a call of the class, which takes twice as long."""
+    if INFERENCE_MODES.entered:
+        return [Tensor(array) for array in arrays]
+    new, found = object.__new__, []
+    for array in arrays:
+        tensor = new(Tensor)
+        tensor._array = array
+        tensor._version_counter = counter = new(VersionCounter)
+        counter.value = tensor._output_nr = 0
+        tensor._requires_grad = tensor._retains_grad = False
+        tensor._grad = tensor._grad_fn = tensor._view = tensor._accumulator = None
+        tensor._leaf_hooks = tensor._post_accumulate_hooks = None
+        tensor._grad_dtype = OWN_DTYPE
+        found.append(tensor)
+    return found
 
 
 def _commit(frozen: FrozenGraph, captured: list[tuple[Any, bool]], undo: UndoLog | None) -> None:

@@ -159,10 +159,12 @@ def record_source(operator: Operator, needs: Sequence[bool]) -> str:
         "    node.has_packed = False",
         "    node._metadata = origin() if anomaly.enabled else None",
         "    result._grad_fn, result._output_nr, result._requires_grad = node, 0, True",
-        "    node._saved = saved = {}",
     ]
     saving = [line for source in sources for line in _saving(source, inputs, needs)]
-    if saving:
+    if not saving:
+        lines.append("    node._saved = NOTHING_SAVED")
+    else:
+        lines.append("    node._saved = saved = {}")
         again = [line for source in sources for line in _saving_packed(source, inputs, needs)]
         lines += [
             "    if HOOKS.entered:",
@@ -170,6 +172,7 @@ def record_source(operator: Operator, needs: Sequence[bool]) -> str:
             "        node.note_hooks()",
             "        return",
             *[f"    {line}" for line in saving],
+            "    if not saved: node._saved = NOTHING_SAVED",
         ]
     return "\n".join(lines) + "\n"
 

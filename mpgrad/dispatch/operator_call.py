@@ -35,7 +35,7 @@ from mpgrad.dispatch.call_source import (
     record_source,
 )
 from mpgrad.dispatch.operator_mode import MODES
-from mpgrad.dispatch.operator_node import OperatorNode, node_class
+from mpgrad.dispatch.operator_node import NOTHING_SAVED, OperatorNode, node_class
 from mpgrad.errors import add_note
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.anomaly import origin
@@ -404,6 +404,7 @@ _KNOWN = {
     "GRAD_MODE": GRAD_MODE,
     "HOLDERS": HOLDERS,
     "HOOKS": HOOKS,
+    "NOTHING_SAVED": NOTHING_SAVED,
     "INFERENCE": INFERENCE,
     "INFERENCE_MODES": INFERENCE_MODES,
     "MODES": MODES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from mpgrad.dispatch.saved_attributes import add_saved_attributes, saved_attribute_names
@@ -12,6 +13,9 @@ from mpgrad.graph.registry import Operator
 from mpgrad.tensors.hooks_in_force import HOOKS
 from mpgrad.tensors.saved_tensor import SavedTensor
 from mpgrad.tensors.tensor import metadata_of, recorded_edges
+
+#: Of all Nodes that save no tensor: a dictionary for each would take a tenth of their memory.
+NOTHING_SAVED: Any = MappingProxyType({})
 
 
 class OperatorNode(Node):

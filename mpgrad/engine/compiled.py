@@ -20,7 +20,7 @@ from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.running.validate_outputs import add_notes
 from mpgrad.base.generated_code import compiled, forget
 from mpgrad.engine.graph_source import GraphSource, expected_of
-from mpgrad.engine.node_rules import shared_rules
+from mpgrad.engine.node_rules import FormRules
 
 #: Nodes of a graph that is compiled at most: source takes memory and time for each of them.
 NODES_MAX = 1000
@@ -94,7 +94,7 @@ class Compiled:
     """
 
     def __init__(self, frozen: FrozenGraph) -> None:
-        shared = shared_rules(frozen)
+        shared = FormRules(frozen, comes_again=True).all()
         source = GraphSource(frozen, shared)
         text = "\n".join(source.lines) + "\n"
         rules = {rule.source: None for rule in shared if rule is not None}

@@ -32,7 +32,7 @@ class SharedRule(NamedTuple):
     #: ``run(node, gradients, keeps, times)``: the gradients that it computes.
     run: Callable[..., Any]
     #: ``fits(nodes)``: whether it may run them.
-    fits: Callable[[list[Any]], bool]
+    fits: Callable[[Sequence[Any]], bool]
     #: The inputs of forward whose gradients it computes, and whether they may be undefined.
     computed: dict[int, bool]
     #: Those whose gradient is what flows in.
@@ -178,7 +178,7 @@ class GraphSource:
 
     def _write_node(self, inputs: list[str | None]) -> None:
         shared = self._shared[self._at]
-        if shared is not None and self._may_call(inputs):
+        if shared is not None and shared.computed and self._may_call(inputs):
             results = self._write_call(shared, inputs)
         else:
             results = self._write_out(inputs)

@@ -119,12 +119,14 @@ def _run_nodes(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
 
 
 def _rule_loop(frozen: FrozenGraph) -> RuleLoop | None:
-    """The loop of a large graph that has come several times; None if it has none."""
-    known = frozen.remembered
-    if known is None or len(frozen.nodes) <= compiled.NODES_MAX or anomaly.enabled or CUDA.in_use:
+    """The loop of a large graph; None if it has none."""
+    if len(frozen.nodes) <= compiled.NODES_MAX or anomaly.enabled or CUDA.in_use:
         return None
-    if known.loop is None and known.uses >= COMPILED_FROM_USE:
-        known.loop = RuleLoop(frozen)
+    known = frozen.remembered
+    if known is None or known.uses < COMPILED_FROM_USE:
+        return RuleLoop(frozen, comes_again=False)
+    if known.loop is None:
+        known.loop = RuleLoop(frozen, comes_again=True)
     return known.loop  # type: ignore[no-any-return]
 
 
@@ -133,6 +135,9 @@ def gradients_of_nodes(frozen: FrozenGraph, xp: Any, times: list[float] | None =
 
     ``times`` gets when each rule began and ended (``perf_counter``).
     """
+    loop = _rule_loop(frozen) if xp is cpu else None
+    if loop is not None:
+        return loop.run(frozen, times, _run_node)
     return _run_in_order(frozen, xp, times)[0]
 
 

@@ -1,19 +1,19 @@
-"""rules_of(), shared_rules(): source for each form of Node, for graphs with many that are alike.
+"""FormRules: source for each form of Node, for graphs with many that are alike.
 
 The source of a Node takes memory and time. But the Nodes of a large graph are mostly of a few
 forms: the same operator, shapes, dtypes and attributes. Each form is written out once, as a graph
-of one Node: for the loop over a graph that is not written out as a whole (``rules_of``), and for
-one that is (``shared_rules``; :mod:`mpgrad.engine.compiled`).
+of one Node: for a graph that is written out as a whole (:mod:`mpgrad.engine.compiled`), and for
+the loop over one that is not (:mod:`mpgrad.engine.rule_loop`).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.base.generated_code import compiled, forget
@@ -27,43 +27,128 @@ from mpgrad.scheduler.graph_spec import NodeSpec
 FORMS_MAX = 512
 #: The Nodes of a graph that must have a form, for which it is written out.
 NODES_MIN = 16
+#: The same in a graph that may not come again. To write a form out takes as long as its rule saves
+#: for so many Nodes.
+NODES_MIN_ONCE = 200
 
-#: ``rule((node, None), gradients, keep_graph, None)`` gives the gradients of those inputs that need
-#: one, or None if the Node is not of this form after all.
-Rule: TypeAlias = Callable[[Any, Sequence[Any], bool, None], "list[Any] | None"]
-
-_rules: dict[Any, Rule] = {}
-#: None: it only passes its gradient on, which takes no function.
-_shared: dict[Any, SharedRule | None] = {}
+_shared: dict[Any, SharedRule] = {}
 
 
-def rules_of(frozen: FrozenGraph) -> list[Rule | None]:
-    """For each Node the rule of its form; None if it has none."""
-    return [
-        None if form is None else _rule(form, frozen, at)
-        for at, form in enumerate(_frequent_forms(frozen))
+class _Form:
+    """A form of Nodes in one graph."""
+
+    __slots__ = ("count", "form", "rule")
+
+    def __init__(self, form: Any) -> None:
+        #: None: Nodes that have none.
+        self.form = form
+        self.count = 0
+        self.rule: SharedRule | None = None
+
+
+class FormRules:
+    """The functions of those forms that many Nodes of a graph have.
+
+    Args:
+        frozen: the graph.
+        comes_again: whether all its Nodes are counted first; else a form has a function from the
+            moment on that it has come often, or if it has one already.
+    """
+
+    def __init__(self, frozen: FrozenGraph, *, comes_again: bool) -> None:
+        self._frozen, self._comes_again = frozen, comes_again
+        self._least: float = NODES_MIN if comes_again else NODES_MIN_ONCE
+        self._looks_max = len(frozen.nodes) if comes_again else FORMS_MAX
+        self._by_look: dict[Any, _Form] = {}
+        self._by_form: dict[Any, _Form] = {}
+        #: By ``input_info``: the last Node with a rule, what its consumers expect, and the rule.
+        self._last: dict[int, tuple[Any, Sequence[InputMetadata | None], SharedRule]] = {}
+        if comes_again:
+            if len(frozen.nodes) >= self._least:
+                self.all()
+            self._least = math.inf
+
+    def all(self) -> list[SharedRule | None]:
+        """For each Node the function of its form; None if it has none."""
+        return [
+            self.of(at, expected_of(self._frozen, at)) if runs else None
+            for at, runs in enumerate(self._frozen.runs)
+        ]
+
+    def of(self, at: int, expected: Sequence[InputMetadata | None]) -> SharedRule | None:
+        """The function of a Node's form; None if it has none.
+
+        Args:
+            at: the Node.
+            expected: what the consumers of its outputs expect.
+        """
+        node = self._frozen.nodes[at]
+        if not isinstance(node, OperatorNode):
+            return None
+        last = self._last.get(id(node.input_info))
+        if last is not None:
+            before, wanted, rule = last
+            if (
+                node.input_metadata is before.input_metadata
+                and type(node) is type(before)
+                and expected == wanted
+                and rule.fits((node,))
+            ):
+                return rule
+        found = self._rule(node, at, expected)
+        if found is not None and found.fits((node,)):
+            self._last[id(node.input_info)] = node, expected, found
+            return found
+        return None
+
+    def _rule(
+        self, node: OperatorNode, at: int, expected: Sequence[InputMetadata | None]
+    ) -> SharedRule | None:
+        look = _look(node, expected)
+        found = self._by_look.get(look)
+        if found is None:
+            if len(self._by_look) >= self._looks_max:
+                return None
+            form = None if look is None else _form(node, expected)
+            found = self._by_look[look] = self._by_form.setdefault(form, _Form(form))
+        if found.rule is None and found.form is not None:
+            found.count += 1
+            if found.count >= self._least:
+                found.rule = _shared_rule(found.form, self._frozen, at)
+            elif found.count == 1 and not self._comes_again:
+                found.rule = _shared.get(found.form)
+        return found.rule
+
+
+def _look(node: OperatorNode, expected: Sequence[InputMetadata | None]) -> Any:
+    """What is equal for Nodes of one form, and takes a quarter of the time of the form; None for a
+    Node that has none.
+
+    Nodes that are alike share the objects that describe them, which live as long as the graph.
+    """
+    inputs = node.operator.inputs
+    plain = [
+        type(value) if type(value) in _NUMBERS and name in inputs else value
+        for name, value in node.plain.items()
     ]
+    look = (
+        type(node),
+        id(node.input_metadata),
+        id(node.input_info),
+        *map(id, expected),
+        len(plain),
+        *plain,
+        *(node._saved or ()),
+    )
+    try:
+        hash(look)
+    except TypeError:  # an attribute that can be changed
+        return None
+    return look
 
 
-def shared_rules(frozen: FrozenGraph) -> list[SharedRule | None]:
-    """For each Node the function of its form; None if it has none."""
-    found = []
-    for at, form in enumerate(_frequent_forms(frozen)):
-        rule = None if form is None else _shared_rule(form, frozen, at)
-        found.append(rule if rule is not None and rule.fits([frozen.nodes[at]]) else None)
-    return found
-
-
-def _frequent_forms(frozen: FrozenGraph) -> list[Any]:
-    """For each Node its form, if enough others have it; else None."""
-    if len(frozen.nodes) < NODES_MIN:
-        return [None] * len(frozen.nodes)
-    forms = [
-        _form(node, expected_of(frozen, at)) if runs else None
-        for at, (node, runs) in enumerate(zip(frozen.nodes, frozen.runs, strict=True))
-    ]
-    counts = Counter(forms)
-    return [None if counts[form] < NODES_MIN else form for form in forms]
+#: Operands that are no part of a form: only their types are.
+_NUMBERS = frozenset({int, float})
 
 
 def _form(node: Any, expected: Sequence[InputMetadata | None]) -> Any:
@@ -72,7 +157,7 @@ def _form(node: Any, expected: Sequence[InputMetadata | None]) -> Any:
         return None
     inputs = node.operator.inputs
     plain = [
-        (name, type(value) if name in inputs and type(value) in (int, float) else (value,))
+        (name, type(value) if name in inputs and type(value) in _NUMBERS else (value,))
         for name, value in node.plain.items()
     ]
     form = type(node), node.input_info, node.input_metadata, tuple(expected), tuple(plain)
@@ -83,37 +168,17 @@ def _form(node: Any, expected: Sequence[InputMetadata | None]) -> Any:
     return (*form, tuple(node._saved or ()))
 
 
-def _rule(form: Any, frozen: FrozenGraph, at: int) -> Rule:
-    found = _rules.get(form)
-    if found is None:
-        if len(_rules) >= FORMS_MAX:
-            _forget_all()
-        name = frozen.spec.nodes[at].name
-        source = GraphSource(_graph_of_one(frozen, at))  # type: ignore[arg-type]
-        text = "\n".join(source.lines) + "\n"
-        found = compiled("backward", text, source.known, f"rule {len(_rules)} of {name}")
-        _rules[form] = found
-    return found
-
-
-def _shared_rule(form: Any, frozen: FrozenGraph, at: int) -> SharedRule | None:
+def _shared_rule(form: Any, frozen: FrozenGraph, at: int) -> SharedRule:
     with suppress(KeyError):  # another thread may clear them at any time
         return _shared[form]
     if len(_shared) >= FORMS_MAX:
         _shared.clear()
     source = _NodeSource(_graph_of_one(frozen, at))  # type: ignore[arg-type]
-    rule = _shared[form] = source.rule(frozen.spec.nodes[at]) if source.computed else None
+    rule = _shared[form] = source.rule(frozen.spec.nodes[at])
     return rule
 
 
-def _forget_all() -> None:
-    for rule in _rules.values():
-        forget(rule.__code__.co_filename[1:-1])  # type: ignore[attr-defined]
-    _rules.clear()
-
-
 def _begin_anew_in_child() -> None:
-    _rules.clear()
     _shared.clear()
 
 

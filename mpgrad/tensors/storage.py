@@ -166,9 +166,12 @@ def is_exclusive(array: Any) -> bool:
             and (base is None or (base.nbytes == array.nbytes and sys.getrefcount(base) <= _SOLE))
             and sys.getrefcount(array.data.mem) <= _sole_references_to_gpu_memory()
         )
-    if not array.flags.writeable or sys.getrefcount(array) > _SOLE:
+    if sys.getrefcount(array) > _SOLE:
         return False
-    if array.flags.owndata:
+    flags = array.flags
+    if not flags.writeable:
+        return False
+    if flags.owndata:
         return True
     # An array in the arena lies over an array of bytes that the Lease owns. NumPy makes that the
     # base of every further view, so its reference count shows whether there is any.

@@ -103,8 +103,7 @@ class Tensor(TensorMembers):
         #: The leaf's AccumulateGrad: the Edge to it while the leaf owns it, which is no view; a
         #: weak reference if the AccumulateGrad owns the leaf; None: not made yet.
         self._accumulator: Any = None
-        #: Hooks on a leaf's gradient. They stay with the tensor; its AccumulateGrad may be
-        #: replaced.
+        #: Hooks on a leaf's gradient; they outlive its AccumulateGrad.
         self._leaf_hooks: Hooks | None = None
         self._post_accumulate_hooks: Hooks | None = None
 
@@ -357,14 +356,14 @@ def metadata_of(tensor: Tensor) -> InputMetadata:
     """The form that a gradient of ``tensor`` must have."""
     array = tensor._array
     if type(array) is np.ndarray:
-        return _metadata(array.shape, array.dtype)
+        return _metadata_alone(array.shape, array.dtype)[0]
     return InputMetadata(array.shape, array.dtype, device_of(array))
 
 
 @functools.lru_cache(METADATA_MAX)
-def _metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> InputMetadata:
+def _metadata_alone(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[InputMetadata]:
     """A cache: each operand needs one, and a lookup takes a fifth of the time of a new one."""
-    return InputMetadata(shape, dtype, CPU)
+    return (InputMetadata(shape, dtype, CPU),)
 
 
 def gradient_metadata(tensor: Tensor) -> InputMetadata:
@@ -373,6 +372,13 @@ def gradient_metadata(tensor: Tensor) -> InputMetadata:
     if tensor._grad_dtype is OWN_DTYPE or tensor._grad_dtype is None:
         return metadata
     return metadata._replace(dtype=tensor._grad_dtype)
+
+
+def _inputs_of(leaf: Tensor) -> tuple[InputMetadata]:
+    """The ``input_metadata`` of its AccumulateGrad; leaves that are alike share it."""
+    if type(leaf._array) is np.ndarray and leaf._grad_dtype is OWN_DTYPE:
+        return _metadata_alone(leaf._array.shape, leaf._array.dtype)
+    return (gradient_metadata(leaf),)
 
 
 def gradient_edge(tensor: Tensor) -> Edge:
@@ -422,7 +428,7 @@ def _new_accumulator(leaf: Tensor) -> Edge:
     with _accumulator_lock:
         accumulator = accumulator_of(leaf)
         if accumulator is None:
-            accumulator = AccumulateGrad(leaf, gradient_metadata(leaf))
+            accumulator = AccumulateGrad(leaf, _inputs_of(leaf))
             leaf._accumulator = accumulator, 0
             if leaf._view is not None:
                 accumulator.hold_leaf()

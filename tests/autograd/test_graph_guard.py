@@ -22,7 +22,7 @@ from tests.random_programs import random_program
 
 def guard_of(tensor: mg.Tensor) -> Callable[..., Any]:
     walked = walk([gradient_edge(tensor)])
-    source, known = guard_source(walked, 0, sequence_of(walked.nodes)[0])
+    source, known = guard_source(walked, 0, sequence_of(walked)[0])
     return compiled("guard", source, known, "guard")
 
 
@@ -37,7 +37,7 @@ def look(tensor: mg.Tensor) -> Any:
     """What the slow way compares."""
     walked = walk([gradient_edge(tensor)])
     metadata = [node.input_metadata for node in walked.nodes]
-    return kinds_of(walked.nodes), walked.edges, metadata, sequence_of(walked.nodes)[1]
+    return kinds_of(walked.nodes), walked.edges, metadata, sequence_of(walked)[1]
 
 
 def test_random_graphs() -> None:

@@ -10,35 +10,43 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.engine import compiled, local, node_rules, rule_loop
+from mpgrad.engine import compiled, local, node_rules
 from tests.random_programs import random_program
 
 freeze_module = importlib.import_module("mpgrad.autograd.freezing.freeze")
 
 
-@pytest.fixture(autouse=True)
-def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Every graph is large; for each call of a rule, whether it gave anything."""
+@pytest.fixture(autouse=True, params=[1, 9], ids=["kept", "once"])
+def ran(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Every graph is large, and comes again or not; True for each call of a rule, False where a
+    Node did not fit."""
     freeze_module._begin_anew_in_child()  # forgets all graphs
     monkeypatch.setattr(compiled, "NODES_MAX", 0)
     monkeypatch.setattr(node_rules, "NODES_MIN", 1)
-    monkeypatch.setattr(local, "COMPILED_FROM_USE", 1)
-    monkeypatch.setattr(node_rules, "_rules", {})
+    monkeypatch.setattr(node_rules, "NODES_MIN_ONCE", 1)
+    monkeypatch.setattr(local, "COMPILED_FROM_USE", request.param)
+    monkeypatch.setattr(node_rules, "_shared", {})
     found: list[bool] = []
+    rule_of = node_rules._NodeSource.rule
 
-    def noted(rule: Any) -> Any:
+    def noted(source: Any, spec: Any) -> Any:
+        rule = rule_of(source, spec)
+
         def run(*args: Any) -> Any:
-            results = rule(*args)
-            found.append(results is not None)
-            return results
+            found.append(True)
+            return rule.run(*args)
 
-        return rule and run
+        def fits(nodes: Any) -> bool:
+            if not rule.fits(nodes):
+                found.append(False)
+                return False
+            return True
 
-    rules_of = node_rules.rules_of
-    monkeypatch.setattr(rule_loop, "rules_of", lambda frozen: list(map(noted, rules_of(frozen))))
+        return rule._replace(run=run, fits=fits)
+
+    monkeypatch.setattr(node_rules._NodeSource, "rule", noted)
     with mg.Engine("local"):
         yield found
-    node_rules._forget_all()
     freeze_module._begin_anew_in_child()
 
 
@@ -116,5 +124,5 @@ def test_not_more_forms_are_kept_than_allowed(monkeypatch: pytest.MonkeyPatch) -
         for _ in range(3):
             x = mg.tensor(np.ones(length), requires_grad=True)
             (x.exp() * x).sum().backward()
-            assert 0 <= len(node_rules._rules) <= 4
-    assert node_rules._rules
+            assert 0 <= len(node_rules._shared) <= 4
+    assert node_rules._shared

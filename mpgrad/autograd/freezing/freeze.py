@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpgrad.autograd.freezing.client_nodes import LOGGER
-from mpgrad.autograd.freezing.costs import estimate, second_half_share, with_division
+from mpgrad.autograd.freezing.costs import (
+    costs_of,
+    estimate,
+    second_half_share,
+    with_division,
+)
 from mpgrad.autograd.freezing.frozen_graph import (
     FrozenGraph,
     ResultSink,
@@ -163,18 +168,19 @@ def _look_up_costs(known: Remembered, nodes: Sequence[Node], cost: Cost) -> None
     does not renew them.
     """
     specs, split_us = known.spec.nodes, split_above_us(tuning.MESSAGE_US)
-    now = [
-        cost(node) if runs else 0.0 for node, runs in zip(nodes, known.template.runs, strict=True)
-    ]
+    now = costs_of(nodes, known.template.runs, cost)
     moved = [abs(new - spec.cost_us) for new, spec in zip(now, specs, strict=True)]
-    moved += [
-        abs(second_half_share(node) - spec.second_half_share) * new
-        for new, spec, node in zip(now, specs, nodes, strict=True)
-        if new >= split_us and spec.is_splittable
-    ]
+    if max(now, default=0.0) >= split_us:
+        moved += [
+            abs(second_half_share(node) - spec.second_half_share) * new
+            for new, spec, node in zip(now, specs, nodes, strict=True)
+            if new >= split_us and spec.is_splittable
+        ]
     if sum(moved) > tuning.DRIFT_MAX / 2 * sum(now):
         renewed = [
-            with_division(spec._replace(cost_us=new), node)
+            spec
+            if new == spec.cost_us and new < split_us
+            else with_division(spec._replace(cost_us=new), node)
             for new, spec, node in zip(now, specs, nodes, strict=True)
         ]
         known.spec = known.spec._replace(nodes=tuple(renewed))

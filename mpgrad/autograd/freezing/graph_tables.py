@@ -72,8 +72,11 @@ class GraphTables:
                 self._want_leaf(at, node)
 
     def _want_leaf(self, at: int, node: AccumulateGrad) -> None:
+        leaf: Any = node.leaf()
         self.runs[at] = bool(
-            self.logs or node.variable._post_accumulate_hooks or runs_node_hooks(node)
+            self.logs
+            or leaf._post_accumulate_hooks
+            or (node.hooks is not None and runs_node_hooks(node))
         )
         if self.runs[at]:
             self.nodes[at] = AccumulateNow(node, logs=self.logs)
@@ -204,27 +207,9 @@ class GraphTables:
             if node in self.index
         ]
         targets = tuple((self.front.get(at, at), input_nr) for at, input_nr, _ in kept)
-        # This runs once per Node and backward while the workers wait, so it uses no generator.
-        specs = tuple(
-            [
-                NodeSpec(
-                    node.label,
-                    node.sequence_nr,
-                    tuple(edges) if runs else (),
-                    _nbytes(node.input_metadata),
-                    cost(node) if runs else 0.0,
-                    node.runs_on_client or (runs and node.has_packed),
-                    not runs,
-                    isinstance(node, OperatorNode) and node.operator.joint is None,
-                    node.has_packed and isinstance(node, OperatorNode),
-                )
-                for node, edges, runs in zip(self.nodes, self.edges, self.runs, strict=True)
-            ]
-        )
+        specs = self._specs(cost)
         if CUDA.in_use:
             specs = on_gpus(specs, self.nodes)
-        pairs = zip(specs, self.nodes, strict=True)
-        specs = tuple([with_division(spec, node) for spec, node in pairs])
         spec = GraphSpec(
             specs,
             targets,
@@ -240,12 +225,37 @@ class GraphTables:
             keep_graph,
         )
 
+    def _specs(self, cost: Cost) -> tuple[NodeSpec, ...]:
+        """The tables of the Nodes. Those of Nodes that look alike differ in two fields only."""
+        # This runs once per Node and backward while the workers wait, so it uses no generator.
+        alike: dict[Any, NodeSpec] = {}
+        specs = []
+        for node, edges, runs in zip(self.nodes, self.edges, self.runs, strict=True):
+            number = node.sequence_nr
+            if isinstance(node, OperatorNode):
+                info = id(node.input_info)
+                look: Any = type(node), id(node.input_metadata), info, runs, node.has_packed
+            elif isinstance(node, AccumulateGrad):
+                look = id(node.input_metadata), runs
+            else:
+                specs.append(_spec_of(node, edges, runs, cost))
+                continue
+            spec = alike.get(look)
+            if spec is None:
+                spec = alike[look] = _spec_of(node, edges, runs, cost)
+            elif runs:
+                spec = _new_spec((spec[0], number, tuple(edges), *spec[3:]))
+            elif spec[1] != number:
+                spec = spec._replace(sequence_nr=number)
+            specs.append(spec)
+        return tuple(specs)
+
     def template(self, walked: Walk, roots: Sequence[Edge], frozen: FrozenGraph) -> Template:
         """The template for the next graph of this kind."""
         kept_seeds = [at for at, (node, _) in enumerate(roots) if node in self.index]
         return Template(
             [node.input_metadata for node in walked.nodes],
-            *sequence_of(walked.nodes),
+            *sequence_of(walked),
             [at for at, node in enumerate(walked.nodes) if isinstance(node, AccumulateGrad)],
             self.kept,
             None if len(kept_seeds) == len(roots) else kept_seeds,
@@ -254,7 +264,20 @@ class GraphTables:
         )
 
 
-@functools.lru_cache(4096)
-def _nbytes(inputs: tuple[InputMetadata, ...]) -> tuple[int, ...]:
-    """Bytes of the gradient that flows into each input."""
-    return tuple(meta.nbytes for meta in inputs)
+#: Without the Python code of ``NodeSpec.__new__``.
+_new_spec: Callable[[tuple[Any, ...]], NodeSpec] = functools.partial(tuple.__new__, NodeSpec)
+
+
+def _spec_of(node: Node, edges: Sequence[Target | None], runs: bool, cost: Cost) -> NodeSpec:
+    spec = NodeSpec(
+        node.label,
+        node.sequence_nr,
+        tuple(edges) if runs else (),
+        tuple([meta.nbytes for meta in node.input_metadata]),
+        cost(node) if runs else 0.0,
+        node.runs_on_client or (runs and node.has_packed),
+        not runs,
+        isinstance(node, OperatorNode) and node.operator.joint is None,
+        node.has_packed and isinstance(node, OperatorNode),
+    )
+    return with_division(spec, node)

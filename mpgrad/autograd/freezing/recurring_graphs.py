@@ -43,8 +43,8 @@ class Walk(NamedTuple):
 
     nodes: list[Node]
     index_of: dict[Node, int]
-    #: Per Node NODE - i, then per edge NO_EDGE or (index, input number): one flat list of small
-    #: integers is faster to make, hash and compare than lists of tuples.
+    #: Per Node with edges NODE - i, then per edge NO_EDGE or (index, input number): one flat list
+    #: of small integers is faster to make, hash and compare than lists of tuples.
     edges: list[int]
 
     def targets(self) -> list[list[Target | None]]:
@@ -83,7 +83,8 @@ def walk(roots: Sequence[Edge]) -> Walk:
             if target is None:
                 target = index[function] = len(nodes)
                 add(function)
-                push(target)
+                if function.next_edges:
+                    push(target)
             note(target)
             note(input_nr)
     return Walk(nodes, index, edges)
@@ -98,7 +99,8 @@ class Template(NamedTuple):
 
     #: Compared in addition to the key.
     metadata: list[tuple[InputMetadata, ...]]
-    #: The Nodes from the lowest sequence number to the highest, and where the number rises.
+    #: The Nodes without leaves, whose sequence number is always the highest, from the lowest number
+    #: to the highest, and where it rises.
     by_sequence: list[int]
     rises: list[bool]
     #: Leaves: their post-accumulate hooks are checked each time.
@@ -159,7 +161,7 @@ class Remembered:
         if _rises(nodes, known.by_sequence) != known.rises:
             return False
         leaves: list[Any] = [nodes[at] for at in known.leaves]
-        return not [1 for leaf in leaves if leaf.variable._post_accumulate_hooks]
+        return not [1 for node in leaves if node.leaf()._post_accumulate_hooks]
 
     @property
     def is_young(self) -> bool:
@@ -250,9 +252,12 @@ def has_known_kinds(nodes: list[Node]) -> bool:
     return all(issubclass(kind, _KINDS) for kind in set(map(type, nodes)))
 
 
-def sequence_of(nodes: list[Node]) -> tuple[list[int], list[bool]]:
+def sequence_of(walked: Walk) -> tuple[list[int], list[bool]]:
     """``Template.by_sequence`` and ``Template.rises``."""
-    order = sorted(range(len(nodes)), key=[node.sequence_nr for node in nodes].__getitem__)
+    nodes = walked.nodes
+    # The integers of the index, which exist already: a million of them take 30 MB.
+    places = [at for at in walked.index_of.values() if not isinstance(nodes[at], AccumulateGrad)]
+    order = sorted(places, key=[node.sequence_nr for node in nodes].__getitem__)
     return order, _rises(nodes, order) or []
 
 
@@ -308,9 +313,7 @@ class Guards:
         self._by_root[type(node)] = guard, known
 
 
-def guard_source(
-    walked: Walk, root_nr: int, by_sequence: Sequence[int]
-) -> tuple[str, dict[str, Any]]:
+def guard_source(walked: Walk, root_nr: int, by_sequence: list[int]) -> tuple[str, dict[str, Any]]:
     """``def guard(n0, root_nr)``, and the values of its free names.
 
     A Node has one line, which finds the Nodes behind it; what must be true of all is compared at
@@ -319,23 +322,20 @@ def guard_source(
     Args:
         walked: the graph.
         root_nr: the input of its first Node that the seed flows into.
-        by_sequence: its Nodes from the lowest sequence number to the highest.
+        by_sequence: its Nodes without leaves from the lowest sequence number to the highest.
     """
     nodes, every = walked.nodes, [f"n{at}" for at in range(len(walked.nodes))]
-    is_leaf = [isinstance(node, AccumulateGrad) for node in nodes]
-    leaves = [at for at in range(len(nodes)) if is_leaf[at]]
-    # The sequence numbers of leaves are always the same, and the highest.
-    others = [at for at in by_sequence if not is_leaf[at]]
+    leaves = [at for at, node in enumerate(nodes) if isinstance(node, AccumulateGrad)]
     lines, found, inputs, same = _finding(walked)
     # Nodes of these kinds have the attributes that are read after them.
     compared: dict[str, tuple[list[str], list[Any]]] = {
         "inputs": (["root_nr", *found], [root_nr, *inputs]),
         "looks": ([f"{one}.input_metadata" for one in every], [n.input_metadata for n in nodes]),
         "hooks": ([f"{one}.hooks" for one in every], [None] * len(nodes)),
-        "packed": ([f"n{at}.has_packed" for at in others], [False] * len(others)),
+        "packed": ([f"n{at}.has_packed" for at in by_sequence], [False] * len(by_sequence)),
     }
-    after = [f"n{at}.variable._post_accumulate_hooks" for at in leaves]
-    rises = _rises(nodes, others) or []
+    after = [f"n{at}.leaf()._post_accumulate_hooks" for at in leaves]
+    rises = _rises(nodes, by_sequence) or []
     conditions = [
         "list(map(type, nodes)) == kinds",
         f"len(set(nodes)) == {len(nodes)}",
@@ -354,7 +354,7 @@ def guard_source(
         *lines,
         f"    nodes = [{', '.join(every)}]",
         *[f"    if not ({condition}): return None" for condition in conditions],
-        f"    numbers = [{', '.join([f'n{at}.sequence_nr' for at in others])}]",
+        f"    numbers = [{', '.join([f'n{at}.sequence_nr' for at in by_sequence])}]",
         f"    return nodes if {ordered} else None",
         "",
     ]
