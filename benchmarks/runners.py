@@ -15,8 +15,6 @@ from benchmarks.gil_work import spin
 from benchmarks.loads import loops_for
 from benchmarks.peers.process import NOT_INSTALLED
 from benchmarks.rounds import Contender, backward, forward_and_backward
-from mpgrad.autograd.running import engine_slot
-from mpgrad.engine.engine import current_engine
 
 #: Every workload is measured with two workers: the targets are for two cores.
 WORKERS = 2
@@ -46,7 +44,7 @@ class Runner:
         """Make this runner the one that the next backward uses."""
         if (engine := self.engine) is not None:
             # An engine's `with` block closes it at the end; here several are alive at once.
-            engine_slot.install(lambda: engine)
+            mg.set_engine(engine)
         elif self.library is not None:
             self.library.set_num_threads(self.threads)
 
@@ -137,7 +135,7 @@ def mpgrad_runners(*modes: str, workers: int = WORKERS) -> Iterator[list[Runner]
     try:
         yield list(runners)
     finally:
-        engine_slot.install(current_engine)
+        mg.set_engine(None)
         for runner in runners:
             assert runner.engine is not None
             runner.engine.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import mpgrad as mg
 import mpgrad.nn
 import mpgrad.optim
 from benchmarks.residual_network import resnet18, set_parameters
-from benchmarks.rounds import Array, Case, Contender, average
+from benchmarks.rounds import Array, Case, Contender, Target, average
 from benchmarks.runners import (
     NOT_INSTALLED,
     ForwardPass,
@@ -29,15 +30,18 @@ in channels-last order, the faster one when both were tried."""
 
 ABOUT_DIGITS = """\
 One epoch of the demo's network on scikit-learn's handwritten digits: 23 steps of batch 64 with
-forward, backward and SGD with momentum, from the same parameters each time. Compared are the
-parameters after it, all as one vector."""
+forward, backward and SGD with momentum, from the same parameters each time. *one step* repeats the
+step with the first batch, also under `mg.compile`. Compared are the parameters after it, all as one
+vector."""
 
 PROCESS = "mpgrad process"
+COMPILED = "mpgrad compiled"
 TORCH_2 = "torch 2 threads"
 #: By norm: rounding moves some activations across relu's kink and some maxima within their window,
 #: and the steps of an epoch add up these differences.
 TOLERANCE = 2e-2
 _BATCH_SIZE = 64
+_STEPS = 20
 
 
 def resnet(quick: bool) -> Generator[Case, None, None]:
@@ -70,13 +74,23 @@ def resnet_step(size: int, batch: int, library: Any) -> ForwardPass:
 
 
 def digits(quick: bool) -> Generator[Case, None, None]:
-    """A whole epoch."""
+    """A whole epoch, and one step."""
     with mpgrad_runners("process", "local", "auto") as runners:
         runners += torch_runners(1, 2)
         batches = _digits_batches()
         contenders = [_epoch(runner, batches) for runner in runners]
         rounds = 2 if quick else 7
         yield Case("one epoch", contenders, (TORCH_2,), rounds, tolerance=TOLERANCE)
+    with mpgrad_runners("local") as runners:
+        runners += [replace(runners[0], name=COMPILED), *torch_runners(1, 2)]
+        yield Case(
+            "one step",
+            [_step(runner, batches[0]) for runner in runners],
+            (TORCH_2,),
+            5 if quick else 31,
+            targets=(Target(COMPILED, TORCH_2, at_most=1.0),),
+            tolerance=TOLERANCE,
+        )
 
 
 def _digits_batches() -> list[tuple[Array, Array]]:
@@ -94,30 +108,59 @@ def _epoch(runner: Runner, arrays: list[tuple[Array, Array]]) -> Contender:
     if library is None:
         return Contender(runner.name, None, remark=lambda: NOT_INSTALLED)
     batches = [(library.tensor(images), library.tensor(labels)) for images, labels in arrays]
-    loss_function = library.nn.CrossEntropyLoss()
     trained: list[Any] = []
 
     def prepare() -> Callable[[], None]:
         runner.select()
-        model = demo_digits.network(library.nn)
-        set_parameters(library, model)
+        model, step = _training(library)
         trained[:] = model.parameters()
-        optimizer = library.optim.SGD(trained, lr=0.05, momentum=0.9, weight_decay=1e-4)
-        return partial(_train, model, loss_function, optimizer, batches)
+        return partial(_train, step, batches)
 
     return Contender(
         runner.name,
         lambda: average(prepare, lambda work: work(), 1),
-        # As one: biases ahead of a batch norm have no gradient but rounding.
-        lambda: [np.concatenate([parameter.detach().numpy().ravel() for parameter in trained])],
+        lambda: _as_one(trained),
         runner.same_bits,
         runner.remark,
         runner.renew if runner.has_processes else None,
     )
 
 
-def _train(model: Any, loss_function: Any, optimizer: Any, batches: list[tuple[Any, Any]]) -> None:
-    for images, labels in batches:
+def _step(runner: Runner, batch: tuple[Array, Array]) -> Contender:
+    library = runner.library
+    if library is None:
+        return Contender(runner.name, None, remark=lambda: NOT_INSTALLED)
+    images, labels = library.tensor(batch[0]), library.tensor(batch[1])
+    model, step = _training(library)
+    if runner.name == COMPILED:
+        step = mg.compile(step, fullgraph=True)
+    return Contender(
+        runner.name,
+        lambda: average(runner.select, lambda _: step(images, labels), _STEPS),
+        lambda: _as_one(list(model.parameters())),
+        runner.same_bits,
+    )
+
+
+def _training(library: Any) -> tuple[Any, Callable[[Any, Any], None]]:
+    """The network, and one step of its training."""
+    model, loss_function = demo_digits.network(library.nn), library.nn.CrossEntropyLoss()
+    set_parameters(library, model)
+    optimizer = library.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+
+    def step(images: Any, labels: Any) -> None:
         optimizer.zero_grad()
         loss_function(model(images), labels).backward()
         optimizer.step()
+
+    return model, step
+
+
+def _as_one(parameters: list[Any]) -> list[Array]:
+    """As one vector: biases ahead of a batch norm have no gradient but rounding."""
+    return [np.concatenate([parameter.detach().numpy().ravel() for parameter in parameters])]
+
+
+def _train(step: Callable[[Any, Any], None], batches: list[tuple[Any, Any]]) -> None:
+    for images, labels in batches:
+        step(images, labels)

@@ -196,6 +196,10 @@ class ArrayProgram:
             self.read(f"{expression.partition('(')[0]}() gives {type(values).__name__}")
             return values
         names = [self.fresh() for _ in values]
+        self.nbytes.update(
+            (name, 0 if value is None else value.nbytes)
+            for name, value in zip(names, values, strict=True)
+        )
         self.write(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {expression}")
         made = [
             None if value is None else ArrayProxy(self, value, name)

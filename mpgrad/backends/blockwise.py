@@ -40,6 +40,8 @@ REPEATS_MIN = 8
 PLANS_MAX = 4096
 #: The number of scratch memories that are kept while no thread uses them.
 SCRATCHES_MAX = 8
+#: The number of plans and pieces for which a scratch memory keeps its arrays.
+BUFFERS_MAX = 256
 _CACHE_LINE_BYTES = 64
 #: The number of elements that NumPy buffers while it adds a number per row to rows at least this
 #: long. If the buffer holds several rows, NumPy first copies the numbers, and takes twice as long.
@@ -100,7 +102,7 @@ def blockwise(
                 return NotImplemented
             value = value.reshape(shape)
         elif value is not None:
-            value = np.full(shape or (), value, plan.dtype)
+            value = np.array(value, plan.dtype, ndmin=len(plan.lengths))
         given.append(value)
     results = tuple(
         [
@@ -295,7 +297,7 @@ def _run_pieces(plan: _BlockPlan, given: Sequence[Any], scratch: _Scratch) -> No
         shape = slots[plan.moving[0]].shape
         if shape[plan.cut] != piece:
             piece = shape[plan.cut]
-            slots[first_buffer:] = scratch.buffers(program.buffers, plan.lengths, plan.cut, piece)
+            slots[first_buffer:] = scratch.buffers(plan, piece)
         for function, arguments, out in steps:
             function(*[slots[slot] for slot in arguments], slots[out])
 
@@ -305,18 +307,29 @@ class _Scratch:
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
+        #: By plan and piece; the plan is kept, so that no other one can have its id.
+        self._made: dict[tuple[int, int], tuple[_BlockPlan, list[Array]]] = {}
 
-    def buffers(
-        self, wanted: Sequence[StepBuffer], lengths: Shape, cut: int, piece: int
-    ) -> list[Array]:
-        """Arrays for a piece; earlier ones become invalid."""
-        shape = (*lengths[:cut], piece, *lengths[cut + 1 :])
+    def buffers(self, plan: _BlockPlan, piece: int) -> list[Array]:
+        """Arrays for a piece; what is in earlier ones is lost."""
+        key = (id(plan), piece)
+        found = self._made.get(key)
+        if found is None:
+            if len(self._made) >= BUFFERS_MAX:
+                self._made.clear()
+            found = self._made[key] = plan, self._make(plan, piece)
+        return found[1]
+
+    def _make(self, plan: _BlockPlan, piece: int) -> list[Array]:
+        shape = (*plan.lengths[: plan.cut], piece, *plan.lengths[plan.cut + 1 :])
+        wanted = plan.program.buffers
         shapes = [_extent(shape, buffer.spans) for buffer in wanted]
         starts = [0]
         for own, buffer in zip(shapes, wanted, strict=True):
             nbytes = math.prod(own) * buffer.dtype.itemsize
             starts.append(starts[-1] + -(-nbytes // _CACHE_LINE_BYTES) * _CACHE_LINE_BYTES)
         if starts[-1] > self._memory.nbytes:
+            self._made.clear()  # they would keep the smaller memory
             memory = np.empty(starts[-1] + _CACHE_LINE_BYTES, np.uint8)
             skipped = -memory.ctypes.data % _CACHE_LINE_BYTES
             self._memory = memory[skipped : skipped + starts[-1]]

@@ -30,6 +30,7 @@ from mpgrad.backends.cpu_windows import (
     padded_zeros,
     without_padding,
 )
+from mpgrad.backends.row_copies import copy_rows
 
 if TYPE_CHECKING:
     from mpgrad.backends.cpu import CpuBackend
@@ -277,7 +278,12 @@ def _blocks(
         if memory is None:
             memory = np.empty(block.size, block.dtype)
         columns = memory[: block.size].reshape(block.shape)
-        np.copyto(columns, block)
+        if block.strides[-2] == block.shape[-1] * block.strides[-1]:
+            # All channels of the taps in a row lie side by side.
+            joined = (*block.shape[:-2], block.shape[-2] * block.shape[-1])
+            copy_rows(columns.reshape(joined), block.reshape(joined))
+        else:
+            copy_rows(columns, block)
         yield images, columns
 
 

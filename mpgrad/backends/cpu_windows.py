@@ -5,11 +5,14 @@ Arrays are (batch, channels, height, width). Pairs such as ``stride`` are (verti
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from mpgrad.backends.row_copies import copy_rows
 
 if TYPE_CHECKING:
     from mpgrad.backends.cpu import CpuBackend
@@ -19,6 +22,10 @@ Pair = tuple[int, int]
 
 #: The bytes of the copied taps of a few images, which should stay in the cache.
 COPIED_BYTES = 2**20
+#: With more windows in a row, taps are copied faster as they lie.
+TILES_MAX = 4
+#: The number of geometries whose positions are kept.
+PLACES_MAX = 64
 
 
 def output_length(length: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
@@ -38,17 +45,22 @@ def max_pool2d(
     )
     padded = pad(x, padding, _lowest(x.dtype))
     values = xp.empty((*x.shape[:2], *size), x.dtype)
-    winners = np.empty(values.shape, np.min_scalar_type(kernel[0] * kernel[1]))
     inside = _taps_inside(x.shape, kernel, stride, padding, dilation) if any(padding) else None
-    views = [tap for _, _, tap in each_tap(padded, kernel, stride, dilation, size)]
-    per_image = len(views) * math.prod(values.shape[1:]) * x.itemsize
+    places = _places(x.shape[2:], kernel, stride, padding, dilation, size)
+    positions = np.empty(values.shape, places.of_first.dtype)
+    is_tiled = _is_tiled(padded, kernel, stride, dilation)
+    per_image = math.prod((*kernel, *values.shape[1:])) * x.itemsize
     together = max(1, COPIED_BYTES // max(per_image, 1))
     for first in range(0, x.shape[0], together):
         images = slice(first, first + together)
-        # A tap has short rows, and is read several times.
-        taps = [np.ascontiguousarray(tap[images]) for tap in views]
-        _choose(taps, inside, values[images], winners[images])
-    return values, _flat_positions(xp, winners, x.shape, kernel, stride, padding, dilation)
+        if is_tiled:
+            taps = _tiles(padded[images], kernel)
+        else:
+            views = each_tap(padded[images], kernel, stride, dilation, size)
+            # A tap has short rows, and is read several times.
+            taps = [np.ascontiguousarray(tap) for _, _, tap in views]
+        _choose(taps, inside, values[images], positions[images], places)
+    return values, xp.astype(positions, np.int64)
 
 
 def max_pool2d_input_grad(
@@ -69,31 +81,57 @@ def max_pool2d_input_grad(
     return xp.reshape(spread, input_shape)
 
 
-def _choose(taps: list[Array], inside: list[Array] | None, values: Array, winners: Array) -> None:
-    """Write the largest element of each window, and the number of the first tap that equals it, or
-    of the last NaN.
+def _choose(
+    taps: list[Array], inside: list[Array] | None, values: Array, positions: Array, places: _Places
+) -> None:
+    """Write the largest element of each window, and the position of the first tap that equals it,
+    or of the last NaN.
 
     Args:
         taps: one element of each window, by number.
         inside: for each tap, the windows in which it is no padding; None: all.
+        places: of the taps.
     """
     np.copyto(values, taps[0])
     for tap in taps[1:]:
         np.maximum(values, tap, out=values)
     missed = np.ones(values.shape, bool)
-    winners.fill(0)
+    copy_rows(positions.reshape(-1, places.of_first.size), places.of_first.reshape(-1))
     for number, tap in enumerate(taps[:-1]):
         misses = tap != values
         if inside is not None:
             misses |= ~inside[number]
         missed &= misses
-        winners += missed
+        positions += missed * places.steps[number]
     if np.isnan(values).any():
         for number, tap in enumerate(taps):
             is_nan = np.isnan(tap)
             if inside is not None:
                 is_nan &= inside[number]
-            winners[is_nan] = number
+            np.copyto(positions, places.of_first + places.offsets[number], where=is_nan)
+
+
+def _is_tiled(x: Array, kernel: Pair, stride: Pair, dilation: Pair) -> bool:
+    """Whether windows lie side by side, cover all images, and are few in a row."""
+    return (
+        kernel == stride
+        and dilation == (1, 1)
+        and not (x.shape[2] % kernel[0] or x.shape[3] % kernel[1])
+        and x.shape[3] // kernel[1] <= TILES_MAX
+    )
+
+
+def _tiles(x: Array, kernel: Pair) -> list[Array]:
+    """The taps of such windows, copied: columns first, which are every so many elements of all
+    rows, and then rows."""
+    n, channels, height, width = x.shape
+    size = height // kernel[0], width // kernel[1]
+    columns = np.ascontiguousarray(x.reshape(-1, kernel[1]).T)
+    rows = columns.reshape(kernel[1], -1, kernel[0], size[1])
+    taps = np.empty((*kernel, n, channels, *size), x.dtype)
+    for i, j in np.ndindex(*kernel):
+        copy_rows(taps[i, j].reshape(-1, size[1]), rows[j, :, i])
+    return list(taps.reshape(math.prod(kernel), n, channels, *size))
 
 
 def _taps_inside(
@@ -107,24 +145,30 @@ def _taps_inside(
     return [tap for _, _, tap in each_tap(image, kernel, stride, dilation, size)]
 
 
-def _flat_positions(
-    xp: CpuBackend,
-    number: Array,
-    shape: tuple[int, ...],
-    kernel: Pair,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-) -> Array:
-    """The position of tap ``number`` of each window in the flattened image."""
-    width = shape[3]
-    rows = (np.arange(number.shape[2]) * stride[0] - padding[0]) * width
-    columns = np.arange(number.shape[3]) * stride[1] - padding[1]
+class _Places(NamedTuple):
+    """Positions in a flattened image, as unsigned numbers just large enough for these. A tap may
+    lie in the padding: its number, and differences of offsets, overflow to what adds up again."""
+
+    #: That of the first tap in each window.
+    of_first: Array
+    #: By number how far each tap is from the first one, and the next one from it.
+    offsets: Array
+    steps: Array
+
+
+@functools.lru_cache(PLACES_MAX)
+def _places(
+    image: Pair, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, size: Pair
+) -> _Places:
+    height, width = image
+    rows = (np.arange(size[0]) * stride[0] - padding[0]) * width
+    columns = np.arange(size[1]) * stride[1] - padding[1]
     offsets = np.add.outer(
         np.arange(kernel[0]) * dilation[0] * width, np.arange(kernel[1]) * dilation[1]
     )
-    out = np.take(offsets.ravel(), number, out=xp.empty(number.shape, np.int64), mode="clip")
-    return np.add(out, np.add.outer(rows, columns), out=out)
+    dtype = np.min_scalar_type(height * width)
+    of_first, offsets = np.add.outer(rows, columns).astype(dtype), offsets.ravel().astype(dtype)
+    return _Places(of_first, offsets, np.diff(offsets))
 
 
 def avg_pool2d(

@@ -23,13 +23,16 @@ class RecordedCalls:
     Args:
         program: of the call.
         names: by id the Tensors that have a name.
+
+    Attributes:
+        is_made: there are such Nodes.
     """
 
     def __init__(self, program: CallProgram, names: dict[int, tuple[str, Tensor]]) -> None:
         self._program, self._names = program, names
         self._made: dict[int, tuple[str, Tensor]] = {}
         self._lines: list[tuple[int, str]] = []
-        self._is_made = False
+        self.is_made = False
 
     def name_of(self, tensor: Tensor) -> str | None:
         """A result that a recorded call gives."""
@@ -39,8 +42,8 @@ class RecordedCalls:
     def make(self, tensor: Tensor, what: str) -> str:
         """Record the calls; what ``tensor``, a result with a graph, is called."""
         program = self._program
-        if not self._is_made:
-            self._is_made = True
+        if not self.is_made:
+            self.is_made = True
             if program.has_backward:
                 program.give_up(f"{what} has a graph that no backward inside has used up")
             elif program.rebased:

@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 
 from mpgrad.backends.array_proxies import ArrayProxy
+from mpgrad.backends.cpu import CpuBackend
 from mpgrad.base.generated_code import compiled, forget
 from mpgrad.compilation.arguments import Arguments, is_namedtuple
 from mpgrad.compilation.outside import Outside
 from mpgrad.compilation.recorded_calls import RecordedCalls
+from mpgrad.compilation.reused_memory import ReusedMemory
 from mpgrad.compilation.traced_call import CallProgram
+from mpgrad.dispatch.operator_call import cpu
 from mpgrad.shipping.constants import is_constant, same
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.tensors.view import View
@@ -66,6 +69,9 @@ class Variant:
         returned = self._expression(result, "its result")
         self._leave_as_it_was()
         program.lines = self._recorded.inserted()
+        if not self._recorded.is_made:  # else a later backward may need them in workers
+            known = program.bound(cpu, "xp")
+            program.known[known] = CpuBackend(ReusedMemory(cpu.empty).empty)
         self.reason = program.reason
         if self.reason:
             return
