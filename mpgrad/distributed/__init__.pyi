@@ -6,8 +6,18 @@ from mpgrad.distributed import futures as futures
 from mpgrad.distributed import nn as nn
 from mpgrad.distributed import optim as optim
 from mpgrad.distributed import rpc as rpc
+from mpgrad.distributed.backend_names import Backend as Backend
+from mpgrad.distributed.backend_names import is_backend_available as is_backend_available
+from mpgrad.distributed.backend_names import is_gloo_available as is_gloo_available
+from mpgrad.distributed.backend_names import is_mpi_available as is_mpi_available
+from mpgrad.distributed.backend_names import is_nccl_available as is_nccl_available
+from mpgrad.distributed.backend_names import is_ucc_available as is_ucc_available
+from mpgrad.distributed.backend_names import is_xccl_available as is_xccl_available
+from mpgrad.distributed.coalesced import all_gather_coalesced as all_gather_coalesced
+from mpgrad.distributed.coalesced import all_reduce_coalesced as all_reduce_coalesced
 from mpgrad.distributed.collectives import all_gather as all_gather
 from mpgrad.distributed.collectives import all_gather_into_tensor as all_gather_into_tensor
+from mpgrad.distributed.collectives import all_gather_single as all_gather_single
 from mpgrad.distributed.collectives import all_to_all as all_to_all
 from mpgrad.distributed.collectives import all_to_all_single as all_to_all_single
 from mpgrad.distributed.collectives import broadcast as broadcast
@@ -19,6 +29,8 @@ from mpgrad.distributed.object_collectives import broadcast_object_list as broad
 from mpgrad.distributed.object_collectives import gather_object as gather_object
 from mpgrad.distributed.object_collectives import scatter_object_list as scatter_object_list
 from mpgrad.distributed.operation import Work as Work
+from mpgrad.distributed.point_to_point import P2POp as P2POp
+from mpgrad.distributed.point_to_point import batch_isend_irecv as batch_isend_irecv
 from mpgrad.distributed.point_to_point import irecv as irecv
 from mpgrad.distributed.point_to_point import isend as isend
 from mpgrad.distributed.point_to_point import recv as recv
@@ -31,6 +43,7 @@ from mpgrad.distributed.process_group import get_group_rank as get_group_rank
 from mpgrad.distributed.process_group import get_process_group_ranks as get_process_group_ranks
 from mpgrad.distributed.process_group import get_rank as get_rank
 from mpgrad.distributed.process_group import get_world_size as get_world_size
+from mpgrad.distributed.process_group import group as group
 from mpgrad.distributed.process_group import init_process_group as init_process_group
 from mpgrad.distributed.process_group import is_available as is_available
 from mpgrad.distributed.process_group import is_initialized as is_initialized
@@ -42,5 +55,11 @@ from mpgrad.distributed.reductions import barrier as barrier
 from mpgrad.distributed.reductions import monitored_barrier as monitored_barrier
 from mpgrad.distributed.reductions import reduce as reduce
 from mpgrad.distributed.reductions import reduce_scatter as reduce_scatter
+from mpgrad.distributed.reductions import reduce_scatter_single as reduce_scatter_single
 from mpgrad.distributed.reductions import reduce_scatter_tensor as reduce_scatter_tensor
+from mpgrad.distributed.reductions import supports_complex as supports_complex
 from mpgrad.distributed.reductions import tree_sum as tree_sum
+from mpgrad.distributed.subgroups import new_subgroups as new_subgroups
+from mpgrad.distributed.subgroups import (
+    new_subgroups_by_enumeration as new_subgroups_by_enumeration,
+)

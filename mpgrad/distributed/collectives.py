@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpgrad.distributed.operation import Operation, Work
-from mpgrad.distributed.process_group import ProcessGroup, get_group_rank, group_of
+from mpgrad.distributed.process_group import ProcessGroup, group_of, rank_in, root_in
 from mpgrad.distributed.tensor_buffers import (
     check_list,
+    check_parts,
     described,
     flat_copy,
     list_at_root,
@@ -32,9 +34,10 @@ Array = Any
 
 def broadcast(
     tensor: Tensor,
-    src: int,
+    src: int | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    group_src: int | None = None,
 ) -> Work | None:
     """Copy the ``tensor`` of rank ``src`` into that of all others.
 
@@ -42,11 +45,12 @@ def broadcast(
         tensor: of one size and dtype on all ranks.
         src: a rank of the world that belongs to the group.
         group, async_op: as for :func:`all_reduce`; so are the result and the other errors.
+        group_src: in place of ``src``, a rank of the group.
     """
     group = group_of(group)
     if group.rank() < 0:
         return None
-    root, flat = get_group_rank(group, src), flat_copy(tensor)
+    root, flat = rank_in(group, src, group_src), flat_copy(tensor)
     is_root = group.rank() == root
     operation = Operation(
         words(f"broadcast from {root}", flat),
@@ -83,7 +87,7 @@ def all_gather(
         for target, part in zip(tensor_list, parts, strict=True):
             put(target, part)
 
-    return _all_gather(tensor, group, finish, tensor_list, async_op)
+    return all_gather_parts(flat_copy(tensor), group, finish, tensor_list, async_op)
 
 
 def all_gather_into_tensor(
@@ -111,17 +115,22 @@ def all_gather_into_tensor(
             f"{described(output_tensor)} and {described(input_tensor)}"
         )
     finish = lambda parts: put(output_tensor, parts)  # noqa: E731
-    return _all_gather(input_tensor, group, finish, output_tensor, async_op)
+    return all_gather_parts(flat_copy(input_tensor), group, finish, output_tensor, async_op)
 
 
-def _all_gather(
-    tensor: Tensor,
+#: As newer programs call it.
+all_gather_single = all_gather_into_tensor
+
+
+def all_gather_parts(
+    flat: Array,
     group: ProcessGroup,
     finish: Callable[[Array], None],
     output: Any,
     async_op: bool,
 ) -> Work | None:
-    rank, ranks, flat = group.rank(), group.size(), flat_copy(tensor)
+    """Gather the flat arrays of all ranks; ``finish`` gets them, one in each row."""
+    rank, ranks = group.rank(), group.size()
     parts = np.empty((ranks, flat.size), flat.dtype)
     parts[rank] = flat
     operation = Operation(
@@ -138,17 +147,19 @@ def _all_gather(
 def gather(
     tensor: Tensor,
     gather_list: Sequence[Tensor] | None = None,
-    dst: int = 0,
+    dst: int | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    group_dst: int | None = None,
 ) -> Work | None:
     """Copy the ``tensor`` of rank k into ``gather_list[k]`` of rank ``dst``.
 
     Args:
         tensor: of one size and dtype on all ranks.
         gather_list: on ``dst`` one tensor for each rank, like ``tensor``; None elsewhere.
-        dst: a rank of the world that belongs to the group.
+        dst: a rank of the world that belongs to the group; 0 by default.
         group, async_op: as for :func:`all_reduce`; so are the result and the other errors.
+        group_dst: in place of ``dst``, a rank of the group.
 
     Raises:
         ValueError: ``gather_list`` is not like that.
@@ -156,9 +167,9 @@ def gather(
     group = group_of(group)
     if group.rank() < 0:
         return None
-    root, flat = get_group_rank(group, dst), flat_copy(tensor)
+    root, flat = root_in(group, dst, group_dst), flat_copy(tensor)
     rank, ranks = group.rank(), group.size()
-    targets = list_at_root("gather_list", gather_list, tensor, group, root)
+    targets = list_at_root("gather_list", gather_list, tensor, group, root, "destination")
     parts = np.empty((ranks if rank == root else 0, flat.size), flat.dtype)
 
     def finish() -> None:
@@ -181,17 +192,19 @@ def gather(
 def scatter(
     tensor: Tensor,
     scatter_list: Sequence[Tensor] | None = None,
-    src: int = 0,
+    src: int | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    group_src: int | None = None,
 ) -> Work | None:
     """Copy ``scatter_list[k]`` of rank ``src`` into the ``tensor`` of rank k.
 
     Args:
         tensor: of one size and dtype on all ranks; it is overwritten.
         scatter_list: on ``src`` one tensor for each rank, like ``tensor``; None elsewhere.
-        src: a rank of the world that belongs to the group.
+        src: a rank of the world that belongs to the group; 0 by default.
         group, async_op: as for :func:`all_reduce`; so are the result and the other errors.
+        group_src: in place of ``src``, a rank of the group.
 
     Raises:
         ValueError: ``scatter_list`` is not like that.
@@ -199,9 +212,9 @@ def scatter(
     group = group_of(group)
     if group.rank() < 0:
         return None
-    root, flat = get_group_rank(group, src), flat_copy(tensor)
+    root, flat = root_in(group, src, group_src), flat_copy(tensor)
     rank, ranks = group.rank(), group.size()
-    parts = list_at_root("scatter_list", scatter_list, tensor, group, root)
+    parts = list_at_root("scatter_list", scatter_list, tensor, group, root, "source")
     source = np.concatenate([flat_copy(part) for part in parts]) if parts else flat[:0]
     if parts:
         flat[:] = source.reshape(ranks, -1)[rank]
@@ -225,8 +238,8 @@ def all_to_all(
     """Copy ``input_tensor_list[k]`` of rank j into ``output_tensor_list[j]`` of rank k.
 
     Args:
-        output_tensor_list: one tensor for each rank; they are overwritten.
-        input_tensor_list: one tensor for each rank; all tensors have one size and dtype.
+        output_tensor_list: one tensor for each rank, of the size of what it sends; overwritten.
+        input_tensor_list: one tensor for each rank; all tensors have one dtype.
         group, async_op: as for :func:`all_reduce`; so are the result and the other errors.
 
     Raises:
@@ -235,28 +248,36 @@ def all_to_all(
     group = group_of(group)
     if group.rank() < 0:
         return None
-    check_list("input_tensor_list", input_tensor_list, input_tensor_list[0], group)
-    check_list("output_tensor_list", output_tensor_list, input_tensor_list[0], group)
+    dtype = input_tensor_list[0].dtype
+    check_parts("input_tensor_list", input_tensor_list, dtype, group)
+    check_parts("output_tensor_list", output_tensor_list, dtype, group)
+    cuts = _cuts([tensor.numel() for tensor in output_tensor_list])
 
-    def finish(parts: Array) -> None:
-        for target, part in zip(output_tensor_list, parts, strict=True):
-            put(target, part)
+    def finish(flat: Array) -> None:
+        for at, target in enumerate(output_tensor_list):
+            put(target, flat[cuts[at] : cuts[at + 1]])
 
     source = np.concatenate([flat_copy(tensor) for tensor in input_tensor_list])
-    return _all_to_all(source, group, finish, output_tensor_list, async_op)
+    source_cuts = _cuts([tensor.numel() for tensor in input_tensor_list])
+    return _all_to_all(source, source_cuts, cuts, group, finish, output_tensor_list, async_op)
 
 
 def all_to_all_single(
     output: Tensor,
     input: Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
     """Copy part k of the ``input`` of rank j into part j of the ``output`` of rank k.
 
     Args:
-        output: as many elements as ``input``; it is overwritten.
-        input: is cut into equal parts along its first dimension, one for each rank.
+        output: is overwritten.
+        input: of the dtype of ``output``.
+        output_split_sizes: along the first dimension of ``output``, the length of the part of each
+            rank; by default they are equal.
+        input_split_sizes: the same of ``input``.
         group, async_op: as for :func:`all_reduce`; so are the result and the other errors.
 
     Raises:
@@ -265,32 +286,65 @@ def all_to_all_single(
     group = group_of(group)
     if group.rank() < 0:
         return None
-    if input.ndim == 0 or input.shape[0] % group.size() or output.numel() != input.numel():
+    if input.dtype != output.dtype:
+        raise ValueError(f"input and output differ: {described(input)} and {described(output)}")
+    cuts = _split(output, output_split_sizes, group)
+    source_cuts = _split(input, input_split_sizes, group)
+    finish = lambda flat: put(output, flat)  # noqa: E731
+    return _all_to_all(flat_copy(input), source_cuts, cuts, group, finish, output, async_op)
+
+
+def _split(tensor: Tensor, sizes: Sequence[int] | None, group: ProcessGroup) -> list[int]:
+    """Where the part of each rank begins among the elements, and the end of the last one."""
+    length, ranks = tensor.shape[0] if tensor.ndim else 0, group.size()
+    if not sizes:
+        if tensor.ndim == 0 or length % ranks:
+            raise ValueError(
+                f"Tensor's dim 0 does not divide equally across group size: {described(tensor)} "
+                f"among {ranks} ranks"
+            )
+        sizes = [length // ranks] * ranks
+    if len(sizes) != ranks:
         raise ValueError(
-            f"Tensor's dim 0 does not divide equally across group size: {described(input)} among "
-            f"{group.size()} ranks, into {described(output)}"
+            f"Number of tensor splits not equal to group size: {len(sizes)} and {ranks}"
         )
-    finish = lambda parts: put(output, parts)  # noqa: E731
-    return _all_to_all(flat_copy(input), group, finish, output, async_op)
+    if sum(sizes) != length or min(sizes) < 0:
+        raise ValueError(
+            f"Split sizes doesn't match total dim 0 size: {list(sizes)} of {described(tensor)}"
+        )
+    row = tensor.numel() // length if length else 0
+    return _cuts([size * row for size in sizes])
+
+
+def _cuts(sizes: Sequence[int]) -> list[int]:
+    return [0, *itertools.accumulate(sizes)]
 
 
 def _all_to_all(
     source: Array,
+    source_cuts: Sequence[int],
+    target_cuts: Sequence[int],
     group: ProcessGroup,
     finish: Callable[[Array], None],
     output: Any,
     async_op: bool,
 ) -> Work | None:
     rank, ranks = group.rank(), group.size()
-    parts = np.empty_like(source).reshape(ranks, -1)
-    parts[rank] = source.reshape(ranks, -1)[rank]
+    own = source[source_cuts[rank] : source_cuts[rank + 1]]
+    target = np.empty(target_cuts[-1], source.dtype)
+    place = target[target_cuts[rank] : target_cuts[rank + 1]]
+    if len(place) != len(own):
+        raise ValueError(
+            f"rank {rank} sends {len(own):,} elements to itself, and has room for {len(place):,}"
+        )
+    place[:] = own
     operation = Operation(
-        words("all_to_all", source),
+        f"all_to_all of {source.dtype}",
         all_to_all_steps(rank, ranks),
         source,
-        parts.reshape(-1),
-        source_cuts=ranks,
-        target_cuts=ranks,
-        finish=lambda: finish(parts),
+        target,
+        source_cuts=source_cuts,
+        target_cuts=target_cuts,
+        finish=lambda: finish(target),
     )
     return started(group, operation, output, async_op)

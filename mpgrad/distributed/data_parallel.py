@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from mpgrad.base.device import CPU
 from mpgrad.distributed.collectives import all_gather_into_tensor, broadcast
 from mpgrad.distributed.process_group import ProcessGroup, get_global_rank, group_of
 from mpgrad.distributed.reducer import CommHook, Reducer
@@ -19,6 +21,12 @@ from mpgrad.nn.module import Module
 from mpgrad.nn.parallel import scatter
 from mpgrad.ops.creation import empty, from_numpy
 from mpgrad.tensors.tensor import Tensor
+
+_DEPRECATED = (
+    "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead. Unlike "
+    "`broadcast_buffers=False`, `forward_sync_buffers=False` makes buffers those of rank 0 at the "
+    "start."
+)
 
 
 class DistributedDataParallel(Module):
@@ -32,7 +40,8 @@ class DistributedDataParallel(Module):
         device_ids: None, or the one device that inputs are moved to.
         output_device: only there for PyTorch's callers.
         dim: only there for PyTorch's callers.
-        broadcast_buffers: before each forward the buffers become those of rank 0.
+        broadcast_buffers: deprecated, as in PyTorch: the same as ``forward_sync_buffers``, but that
+            False leaves the buffers as they are now, too.
         init_sync: whether parameters and buffers become those of rank 0 now.
         process_group: of ranks; the world by default.
         bucket_cap_mb: MiB of gradients that travel together; 25 by default.
@@ -41,10 +50,17 @@ class DistributedDataParallel(Module):
         gradient_as_bucket_view: changes nothing.
         static_graph: every backward gives each parameter a gradient as often as the first one
             does, perhaps never or several times.
+        skip_all_reduce_unused_params, batched_grad_copy: change nothing.
+        forward_sync_buffers: before each forward, and after ``join``, the buffers become those of
+            one rank; so by default.
 
     Raises:
         RuntimeError: the module has nothing to train, or differs from that of another rank.
+        ValueError: ``device_ids`` or ``output_device`` do not fit.
     """
+
+    #: The attribute of a module that names what this class leaves alone.
+    _IGNORED = "_ddp_params_and_buffers_to_ignore"
 
     def __init__(
         self,
@@ -52,7 +68,7 @@ class DistributedDataParallel(Module):
         device_ids: Sequence[Any] | None = None,
         output_device: Any = None,
         dim: int = 0,
-        broadcast_buffers: bool = True,
+        broadcast_buffers: bool | None = None,
         init_sync: bool = True,
         process_group: ProcessGroup | None = None,
         bucket_cap_mb: float | None = None,
@@ -60,43 +76,94 @@ class DistributedDataParallel(Module):
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
+        *,
+        skip_all_reduce_unused_params: bool = False,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
     ) -> None:
         super().__init__()
-        trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        self.parameters_to_ignore = set(getattr(module, self._IGNORED, ()))
+        trained = [
+            (name, p) for name, p in self._shared(module.named_parameters()) if p.requires_grad
+        ]
         if not trained:
             raise RuntimeError(
-                "DistributedDataParallel is not needed when a module doesn't have any parameters "
-                "that require a gradient."
+                "DistributedDataParallel is not needed when a module doesn't have any parameter "
+                "that requires a gradient."
             )
-        if device_ids is not None and len(device_ids) > 1:
-            raise ValueError(
-                "device_ids can only be None or contain a single element, got "
-                f"{list(device_ids)}: there is one process for each device"
-            )
+        _check_devices(trained, device_ids, output_device)
         self.module = module
         self.device_ids = None if not device_ids else list(device_ids)
         self.process_group = group_of(process_group)
-        self.broadcast_buffers = broadcast_buffers
+        self.forward_sync_buffers = broadcast_buffers is not False
+        if broadcast_buffers is not None:
+            warnings.warn(_DEPRECATED, FutureWarning, stacklevel=2)
+        if forward_sync_buffers is not None:
+            self.forward_sync_buffers = forward_sync_buffers
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self._uneven: UnevenInputs | None = None
-        _check_equal(module, self.process_group)
+        state = [*self._shared(module.named_parameters()), *self._shared(module.named_buffers())]
+        _check_equal(state, self.process_group)
         if init_sync:
-            copy_of(0, [*module.parameters(), *module.buffers()], self.process_group)
-        self.reducer = Reducer(
-            trained,
+            with_buffers = broadcast_buffers is not False or forward_sync_buffers is not None
+            copy_of(0, self._state(with_buffers=with_buffers), self.process_group)
+        self.bucket_bytes_cap = int((25 if bucket_cap_mb is None else bucket_cap_mb) * 1024 * 1024)
+        self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
+        self.reducer = self._new_reducer()
+
+    def _new_reducer(self) -> Reducer:
+        parameters = self._shared(self.module.named_parameters())
+        return Reducer(
+            [(name, p) for name, p in parameters if p.requires_grad],
             self.process_group,
-            int((25 if bucket_cap_mb is None else bucket_cap_mb) * 1024 * 1024),
-            finds_unused=find_unused_parameters,
-            is_static=static_graph,
+            self.bucket_bytes_cap,
+            finds_unused=self.find_unused_parameters,
+            is_static=self.static_graph,
         )
+
+    def _shared(self, named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+        """Those of the module's that are not to be left alone."""
+        return [(name, one) for name, one in named if name not in self.parameters_to_ignore]
+
+    def _state(self, *, with_buffers: bool) -> list[Tensor]:
+        """What becomes that of one rank."""
+        named = self._shared(self.module.named_parameters())
+        named += self._shared(self.module.named_buffers()) if with_buffers else []
+        return [tensor for _, tensor in named]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what belongs to this process; :class:`RuntimeError` where it is not the world."""
+        if self.process_group is not group_of(None):
+            raise RuntimeError(
+                "DDP Pickling/Unpickling are only supported when using DDP with the default "
+                "process group. That is, when you have called init_process_group and have not "
+                "passed process_group argument to DDP constructor"
+            )
+        own = ("process_group", "reducer", "_uneven")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.process_group, self._uneven = group_of(None), None
+        self.reducer = self._new_reducer()
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        """As ``forward_sync_buffers``."""
+        return self.forward_sync_buffers
+
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(module: Module, names: Iterable[str]) -> None:
+        """Have parameters and buffers of these names left alone by who wraps ``module`` later."""
+        setattr(module, DistributedDataParallel._IGNORED, names)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's output; its backward averages the gradients."""
         syncs = is_grad_enabled() and self.require_backward_grad_sync
         if syncs:
             self.reducer.check_finished()
-        copies_buffers = self.broadcast_buffers and self.require_forward_param_sync
+        copies_buffers = self.forward_sync_buffers and self.require_forward_param_sync
         source, divisor = 0, self.process_group.size()
         if self._uneven is not None:
             now = self._uneven.go_on(copies_buffers=copies_buffers, averages=syncs)
@@ -163,7 +230,7 @@ class DistributedDataParallel(Module):
                     self.reducer.take_part()
         finally:
             self._uneven = None
-        state = [*self.module.parameters(), *self.module.buffers()]
+        state = self._state(with_buffers=self.forward_sync_buffers)
         copy_of(uneven.last_active[-1], state, self.process_group)
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
@@ -185,7 +252,8 @@ class DistributedDataParallel(Module):
         if averages:
             self.reducer.rebuild(source)
         if copies_buffers:
-            copy_of(source, list(self.module.buffers()), self.process_group)
+            buffers = [buffer for _, buffer in self._shared(self.module.named_buffers())]
+            copy_of(source, buffers, self.process_group)
 
 
 def copy_of(source: int, tensors: Sequence[Tensor], group: ProcessGroup) -> None:
@@ -204,11 +272,28 @@ def copy_of(source: int, tensors: Sequence[Tensor], group: ProcessGroup) -> None
                 at += tensor.numel()
 
 
-def _check_equal(module: Module, group: ProcessGroup) -> None:
+def _check_devices(
+    trained: Iterable[tuple[str, Tensor]], device_ids: Sequence[Any] | None, output_device: Any
+) -> None:
+    if device_ids is not None and len(device_ids) > 1:
+        raise ValueError(
+            "device_ids can only be None or contain a single element, got "
+            f"{list(device_ids)}: there is one process for each device"
+        )
+    devices = {parameter.device for _, parameter in trained}
+    if (device_ids or output_device) and (len(devices) > 1 or CPU in devices):
+        raise ValueError(
+            "DistributedDataParallel device_ids and output_device arguments only work with "
+            f"single-device GPU modules, but got device_ids {device_ids}, output_device "
+            f"{output_device}, and module parameters {devices}."
+        )
+
+
+def _check_equal(state: Iterable[tuple[str, Tensor]], group: ProcessGroup) -> None:
     """Raise if the parameters or buffers of another rank have other names, shapes or dtypes."""
     text = "\n".join(
         f"{name} {tuple(tensor.shape)} {tensor._array.dtype} {tensor.requires_grad}"
-        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        for name, tensor in state
     )
     digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
     digests = empty((group.size(), len(digest)), dtype=np.uint8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,10 @@ class Future:
         self._sequence_nr = 0
         #: Completes it on the thread that waits, for at most so many seconds; None: others do.
         self._settle: Callable[[float | None], None] | None = None
+
+    def __class_getitem__(cls, kind: Any) -> types.GenericAlias:
+        """``Future[Tensor]`` is an annotation."""
+        return types.GenericAlias(cls, kind)
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from mpgrad.distributed.operation import Operation, Work
+from mpgrad.distributed.operation import Operation, Work, timed_out
+from mpgrad.distributed.parcels import Parcels, PendingReceive
 from mpgrad.errors import CollectiveTimeout, HostLost, MpgradError, ProtocolError
 from mpgrad.scheduler.hosts.collective_state import SegmentsArrived
 from mpgrad.scheduler.hosts.host_membership import (
@@ -70,15 +71,6 @@ class GroupTable(NamedTuple):
     ranks: tuple[int, ...]
 
 
-class PendingReceive(NamedTuple):
-    """Somebody waits for a parcel."""
-
-    what: str
-    take: Callable[[Sequence[memoryview]], None]
-    work: Work
-    deadline: float
-
-
 class CallsPart(Protocol):
     """What takes the messages of remote calls."""
 
@@ -120,8 +112,7 @@ class GroupMember:
         #: The number of the next collective of each group.
         self._next: dict[int, int] = {}
         self._early: dict[tuple[int, int], list[tuple[int, Segments, Frames]]] = {}
-        self._parcels: dict[tuple[int, int, int], list[tuple[str, Frames]]] = {}
-        self._receives: dict[tuple[int, int, int], list[PendingReceive]] = {}
+        self._parcels = Parcels()
         self._held = 0
         #: How many ends this rank has come to; who waits for what others know of the last one.
         self._end = 0
@@ -146,7 +137,8 @@ class GroupMember:
             operation.work.end(self._broken(operation.what))
             return
         key = (table.number, number)
-        operation.deadline, operation.asks_at = now + timeout_s, now + INQUIRY_S
+        operation.timeout_s, operation.deadline = timeout_s, now + timeout_s
+        operation.asks_at = now + INQUIRY_S
         self._running[key] = table, operation
         self._perform(key, operation.state.begin())
         for sender, message, frames in self._early.pop(key, ()):
@@ -164,19 +156,18 @@ class GroupMember:
             raise self._broken(what)
         self.tell(table.ranks[to], Parcel(table.number, tag, what), cut(data))
 
-    def collect(self, table: GroupTable, sender: int, tag: int, receive: PendingReceive) -> None:
-        """Take a parcel from rank ``sender`` of the group, now or when it comes."""
+    def collect(self, table: GroupTable, tag: int, receive: PendingReceive) -> None:
+        """Take a parcel of the group, now or when it comes."""
         if self._broken is not None:
             receive.work.end(self._broken(receive.what))
             return
-        key = (table.number, table.ranks[sender], tag)
-        waiting = self._parcels.get(key)
-        if waiting:
+        parcel = self._parcels.take(table.number, tag, receive.senders)
+        if parcel is not None:
             self._held -= 1
-            self._deliver(key[1], receive, *waiting.pop(0))
+            receive.accept(*parcel, self.rank)
             return
-        self._receives.setdefault(key, []).append(receive)
-        self._note(PeerAwaited(key[1]))
+        self._parcels.await_(table.number, tag, receive)
+        self._await_sender(receive)
 
     def doubt_end(self, work: Work) -> None:
         """Ask the others for the end that this rank has come to; then ``has_ended`` is right."""
@@ -269,22 +260,22 @@ class GroupMember:
                 continue
             rank = table.ranks[awaited]
             if now >= operation.deadline:
-                missing = ", ".join(str(table.ranks[peer]) for peer in operation.state.missing)
-                text = f"{operation.what} took too long: it waited for rank {missing}"
-                self._time_out(text, table)
+                missing = [table.ranks[peer] for peer in operation.state.missing]
+                text = operation.says_late(operation.timeout_s, missing)
+                self._time_out(operation.what, text, table)
             elif now >= operation.asks_at:
                 operation.asks_at = math.inf
                 self.tell(rank, Segments(*key, INQUIRY, operation.what))
-        for (_, sender, _), receives in list(self._receives.items()):
-            if any(now >= receive.deadline for receive in receives) and self._broken is None:
-                text = f"{receives[0].what} took too long: it waited for rank {sender}"
-                self._time_out(text, None)
+        for receive in list(self._parcels.awaited):
+            if now >= receive.deadline and self._broken is None:
+                text = timed_out(receive.timeout_s, receive.senders)
+                self._time_out(receive.what, text, None)
 
     def next_deadline(self) -> float:
         """When ``expire`` has to be called next; infinity for never."""
         running = [operation for _, operation in self._running.values()]
         times = [min(operation.deadline, operation.asks_at) for operation in running]
-        times += [r.deadline for receives in self._receives.values() for r in receives]
+        times += [receive.deadline for receive in self._parcels.awaited]
         if self._calls is not None:
             times.append(self._calls.next_deadline())
         return min(times, default=math.inf)
@@ -346,8 +337,9 @@ class GroupMember:
         self._part(sender, f"it has left the group{why}")
         for key in list(self._running):
             self._await(key)
-        if any(key[1] == sender and receives for key, receives in self._receives.items()):
-            self._note(PeerAwaited(sender))
+        for receive in list(self._parcels.awaited):
+            if sender in receive.senders:
+                self._await_sender(receive)
 
     def _await(self, key: tuple[int, int]) -> None:
         """Tell the membership whom a collective waits for: somebody who has left never answers."""
@@ -360,21 +352,18 @@ class GroupMember:
     # ------------------------------------------------------------------ parcels
 
     def _parcel(self, sender: int, message: Parcel, frames: Frames) -> None:
-        key = (message.group, sender, message.tag)
-        receives = self._receives.get(key)
-        if receives:
-            self._deliver(sender, receives.pop(0), message.what, frames)
+        receive = self._parcels.receiver(message.group, message.tag, sender)
+        if receive is not None:
+            receive.accept(sender, message.what, frames, self.rank)
         else:
             self._hold(sender)
-            self._parcels.setdefault(key, []).append((message.what, frames))
+            self._parcels.keep(message.group, message.tag, sender, message.what, frames)
 
-    def _deliver(self, sender: int, receive: PendingReceive, what: str, frames: Frames) -> None:
-        if what == receive.what:
-            receive.take(frames)
-            receive.work.end(None)
-        else:
-            text = f"rank {sender} sent {what}, but rank {self.rank} wants {receive.what}"
-            receive.work.end(RuntimeError(text))
+    def _await_sender(self, receive: PendingReceive) -> None:
+        """Tell the membership whom it waits for, where only one rank could still send it."""
+        left = [rank for rank in receive.senders if rank not in self._gone] or receive.senders
+        if len(left) == 1 or left is receive.senders:
+            self._note(PeerAwaited(left[-1]))
 
     def _hold(self, sender: int) -> None:
         self._held += 1
@@ -419,9 +408,10 @@ class GroupMember:
                 self._tell_others(tell.ranks, Disagreement(tell.number, text))
         self._fail(lambda what: RuntimeError(f"{what}: {text}"))
 
-    def _time_out(self, text: str, table: GroupTable | None) -> None:
+    def _time_out(self, late: str, text: str, table: GroupTable | None) -> None:
         if table is not None:
-            self._tell_others(table.ranks, Disagreement(table.number, text))
+            told = f"rank {self.rank} in {late}: {text}"
+            self._tell_others(table.ranks, Disagreement(table.number, told))
         self._fail(lambda what: CollectiveTimeout(f"{what}: {text}"))
 
     def _fail(self, error: Callable[[str], MpgradError | RuntimeError]) -> None:
@@ -429,11 +419,9 @@ class GroupMember:
         if self._broken is None:
             self._broken = error
         works = [operation.work for _, operation in self._running.values()]
-        works += [receive.work for all_of in self._receives.values() for receive in all_of]
+        works += [receive.work for receive in self._parcels.clear()]
         self._running.clear()
-        self._receives.clear()
         self._early.clear()
-        self._parcels.clear()
         self._held = 0
         for work in works:
             work.end(self._broken(work.what))

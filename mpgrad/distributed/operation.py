@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,14 @@ from mpgrad.wire.hosts import cut
 WaitUntil = Callable[[Callable[[], bool], float | None], bool]
 #: Two flat arrays and the one that gets the result, as NumPy's binary functions.
 Combine = Callable[..., Any]
+SaysLate = Callable[[float, Sequence[int]], str]
+#: Into how many equal segments an array is cut, or where each begins, and the end of the last one.
+Cuts: TypeAlias = int | Sequence[int]
+
+
+def timed_out(timeout_s: float, missing: Sequence[int]) -> str:
+    """What to say of ranks that have not come in time."""
+    return f"Timed out waiting {1000 * timeout_s:.0f}ms for rank {', '.join(map(str, missing))}"
 
 
 class Work:
@@ -33,6 +41,8 @@ class Work:
         self._finish = finish
         #: What it fills: a tensor, or a list of tensors.
         self.outputs: list[Any] = []
+        #: Of a receive, the rank of the world whose tensor has come; -1 before, and otherwise.
+        self.sender = -1
         #: How to wait for the end; None until a group has begun it.
         self.wait_until: WaitUntil | None = None
 
@@ -68,6 +78,12 @@ class Work:
     def exception(self) -> BaseException | None:
         """What went wrong; None if nothing has."""
         return self._error
+
+    def source_rank(self) -> int:
+        """The rank of the world whose tensor has come, by ``irecv``; -1 before."""
+        return self.sender
+
+    _source_rank = source_rank
 
     def get_future(self) -> Future:
         """The future of the list of what it fills.
@@ -116,11 +132,13 @@ class Operation:
     Args:
         what: the collective, its dtype and size, in words; equal on all ranks.
         steps: what this rank does, by ranks of the group.
-        source: what is sent: flat and contiguous, cut into ``source_cuts`` segments.
+        source: what is sent: flat and contiguous, cut into ``source_cuts`` equal segments, or at
+            the places that it has.
         target: what is received, in the same way; may be ``source`` itself.
         combine: adds a received range to the own one.
         finish: called with nothing where the caller waits, once all steps are done.
         is_end: all ranks end with it what they run together.
+        says_late: what to say of ranks that have not come within so many seconds.
     """
 
     def __init__(
@@ -130,20 +148,22 @@ class Operation:
         source: np.ndarray[Any, Any],
         target: np.ndarray[Any, Any],
         *,
-        source_cuts: int = 1,
-        target_cuts: int = 1,
+        source_cuts: Cuts = 1,
+        target_cuts: Cuts = 1,
         combine: Combine = np.add,
         finish: Callable[[], None] | None = None,
         is_end: bool = False,
+        says_late: SaysLate = timed_out,
     ) -> None:
-        self.what, self.is_end = what, is_end
+        self.what, self.is_end, self.says_late = what, is_end, says_late
         self.state = CollectiveState(steps)
         self.work = Work(what, finish)
         self._source, self._target = source, target
         self._source_cuts, self._target_cuts = source_cuts, target_cuts
         self._combine = combine
-        #: When, on the member's clock, it has failed, and when it asks whom it waits for.
-        self.deadline = self.asks_at = math.inf
+        #: How long it may take; when, on the member's clock, it has failed, and when it asks whom
+        #: it waits for.
+        self.timeout_s = self.deadline = self.asks_at = math.inf
         #: What has come and waits for its step: frames by (peer, phase).
         self.waiting: dict[tuple[int, int], list[memoryview]] = {}
 
@@ -174,7 +194,9 @@ class Operation:
             at += len(theirs)
 
 
-def _range(array: np.ndarray[Any, Any], step: Step, cuts: int) -> np.ndarray[Any, Any]:
+def _range(array: np.ndarray[Any, Any], step: Step, cuts: Cuts) -> np.ndarray[Any, Any]:
     """The elements of the segments of ``step``."""
+    if not isinstance(cuts, int):
+        return array[cuts[step.first] : cuts[step.last]]
     length = len(array)
     return array[step.first * length // cuts : step.last * length // cuts]

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.distributed.group_member import GroupTable, PendingReceive
+from mpgrad.distributed.backend_names import LANES, is_known
+from mpgrad.distributed.group_member import GroupTable
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.operation import Operation, Work
+from mpgrad.distributed.parcels import PendingReceive
 from mpgrad.distributed.world import (
     Whereabouts,
     join_world,
@@ -31,11 +33,6 @@ TIMEOUT = timedelta(minutes=30)
 
 #: Set by the launcher, as ``torchrun`` sets it.
 RUN_ID = "TORCHELASTIC_RUN_ID"
-
-#: The one way between hosts today: ZeroMQ over TCP.
-LANES = "lanes"
-#: PyTorch's backends, in whose place programs for it get lanes.
-_OF_PYTORCH = ("gloo", "nccl", "mpi")
 
 NOT_INITIALIZED = (
     "Default process group has not been initialized, please make sure to call init_process_group."
@@ -94,21 +91,25 @@ class ProcessGroup:
 
     def collect(
         self,
-        sender: int,
+        sender: int | None,
         tag: int,
         what: str,
         take: Callable[[Sequence[memoryview]], None],
     ) -> Work:
         """Have ``take(frames)`` called on what a rank of the group posts with this ``tag``.
 
-        Who waits calls it.
+        Who waits calls it. None: any other rank of the group may be the sender.
         """
+        of_world = self.ranks
+        others = tuple(rank for at, rank in enumerate(of_world) if at != self._rank)
+        senders = others if sender is None else (of_world[sender],)
         came: list[memoryview] = []
         work = Work(what, lambda: take(came))
         work.wait_until = self._thread.wait_until
-        deadline = time.monotonic() + self.timeout.total_seconds()
-        receive = PendingReceive(what, came.extend, work, deadline)
-        self._thread.do(lambda: self._thread.member.collect(self._table, sender, tag, receive))
+        timeout_s = self.timeout.total_seconds()
+        deadline = time.monotonic() + timeout_s
+        receive = PendingReceive(what, senders, came.extend, work, timeout_s, deadline)
+        self._thread.do(lambda: self._thread.member.collect(self._table, tag, receive))
         return work
 
     def has_ended(self) -> bool:
@@ -143,6 +144,17 @@ _world = _World()
 os.register_at_fork(after_in_child=_world.start_anew_in_child)
 
 
+class _WithWorld(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:
+        """The default group; None before ``init_process_group``."""
+        return _world.group
+
+
+class group(metaclass=_WithWorld):
+    """``group.WORLD`` is the default group."""
+
+
 def is_available() -> bool:
     """True: process groups need nothing that mpgrad has not."""
     return True
@@ -165,6 +177,9 @@ def init_process_group(
     world_size: int = -1,
     rank: int = -1,
     *,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
     encrypt: bool = True,
 ) -> None:
     """Join the other ranks of this program; all of them have to call it.
@@ -176,6 +191,7 @@ def init_process_group(
         timeout: of the rendezvous and of each collective; 30 minutes.
         world_size: how many ranks there are; by default WORLD_SIZE.
         rank: of this process; by default RANK.
+        group_name, pg_options, device_id: only there for PyTorch's callers.
         encrypt: all bytes between ranks are encrypted and authenticated (CURVE), with the key of
             MPGRAD_GROUP_KEY_FILE, which ``mpgrad run`` sets.
 
@@ -186,7 +202,7 @@ def init_process_group(
     """
     if _world.group is not None:
         raise ValueError("trying to initialize the default process group twice!")
-    if backend is not None and not _is_known(backend):
+    if backend is not None and not is_known(backend):
         raise ValueError(f"Unknown backend {backend!r}: the only one is {LANES!r}")
     timeout = TIMEOUT if timeout is None else timeout
     if not isinstance(timeout, timedelta):
@@ -255,6 +271,10 @@ def new_group(
     ranks: Sequence[int] | None = None,
     timeout: timedelta | None = None,
     backend: str | None = None,
+    pg_options: Any = None,
+    *,
+    group_desc: str | None = None,
+    device_id: Any = None,
 ) -> ProcessGroup:
     """A group of some ranks; all ranks of the world have to call this, in the same order.
 
@@ -262,18 +282,23 @@ def new_group(
         ranks: of the world; all by default.
         timeout: of its collectives; the world's by default.
         backend: as in ``init_process_group``.
+        pg_options, group_desc, device_id: only there for PyTorch's callers.
 
     Raises:
         ValueError: a rank is not in the world, or stands there twice.
     """
     world = _default()
-    if backend is not None and not _is_known(backend):
+    if backend is not None and not is_known(backend):
         raise ValueError(f"Unknown backend {backend!r}: the only one is {LANES!r}")
     chosen = tuple(sorted(world.ranks if ranks is None else ranks))
-    if len(set(chosen)) < len(chosen) or not set(chosen) <= set(world.ranks) or not chosen:
-        raise ValueError(
-            f"the ranks of a group are some of 0 to {world.size() - 1}, each once, not {ranks}"
-        )
+    for rank in chosen:
+        if rank not in world.ranks:
+            raise ValueError(
+                f"Rank {rank} is out of range. Valid ranks are 0 to {world.size() - 1} "
+                f"(world_size={world.size()})"
+            )
+    if len(set(chosen)) < len(chosen) or not chosen:
+        raise ValueError(f"a group has at least one rank, and each once, not {ranks}")
     number, _world.groups = _world.groups, _world.groups + 1
     rank = chosen.index(world.rank()) if world.rank() in chosen else -1
     table = GroupTable(number, chosen)
@@ -340,6 +365,32 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
     return group.ranks.index(global_rank)
 
 
+def rank_in(group: ProcessGroup, rank: int | None, group_rank: int | None) -> int:
+    """The rank in ``group`` that a caller means, who gives one of both.
+
+    Args:
+        group: of ranks.
+        rank: of the world.
+        group_rank: of the group.
+
+    Raises:
+        ValueError: both are given, or neither, or the group has no such rank.
+    """
+    if group_rank is None:
+        if rank is None:
+            raise ValueError("Must specify global_rank or group_rank")
+        return get_group_rank(group, rank)
+    if rank is not None:
+        raise ValueError("Can't specify both group_rank and global_rank")
+    get_global_rank(group, group_rank)
+    return group_rank
+
+
+def root_in(group: ProcessGroup, rank: int | None, group_rank: int | None) -> int:
+    """As :func:`rank_in`; rank 0 of the world where neither is given."""
+    return rank_in(group, 0 if rank is None and group_rank is None else rank, group_rank)
+
+
 def group_of(group: ProcessGroup | None) -> ProcessGroup:
     """The group that a caller means: the world by default."""
     return _default() if group is None else group
@@ -349,9 +400,3 @@ def _default() -> ProcessGroup:
     if _world.group is None:
         raise ValueError(NOT_INITIALIZED)
     return _world.group
-
-
-def _is_known(backend: Any) -> bool:
-    """Whether all of "lanes", "gloo" or "cpu:gloo,cuda:nccl" are names that stand for lanes."""
-    names = [part.partition(":")[2] or part for part in str(backend).lower().split(",")]
-    return all(name in (LANES, *_OF_PYTORCH) for name in names)

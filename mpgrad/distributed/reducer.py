@@ -36,11 +36,20 @@ Array = Any
 #: Takes a state and a bucket, and gives the future of what its gradients become.
 CommHook = Callable[[Any, GradBucket], Future]
 
-UNFINISHED = (
+_UNFINISHED = (
     "Expected to have finished reduction in the prior iteration before starting a new one. This "
-    "error indicates that your module has parameters that were not used in producing loss: "
-    "{names}. Give DistributedDataParallel find_unused_parameters=True, and make sure that all "
-    "outputs of forward take part in the loss."
+    "error indicates that your "
+)
+_UNUSED = (
+    "module has parameters that were not used in producing loss. You can enable unused parameter "
+    "detection by passing the keyword argument `find_unused_parameters=True` to "
+    "DistributedDataParallel, and by making sure all `forward` function outputs participate in "
+    "calculating loss."
+)
+_NOW_UNUSED = (
+    "training graph has changed in this iteration, e.g., one parameter is used in first iteration, "
+    "but then got unused in the second iteration. this is not compatible with static_graph set to "
+    "True."
 )
 CHANGED = (
     "Your training graph has changed in this iteration: {name} got a gradient {times} times, and "
@@ -91,6 +100,8 @@ class Reducer:
         #: Those whose gradients are complete; of these, the ones that the backward does not reach.
         self._ready: set[int] = set()
         self._given: set[int] = set()
+        #: Those that the outputs of the last forward reach, but not the backward that has averaged.
+        self._left_out: set[int] = set()
         #: Each waits for a bucket that has left, and gives its average.
         self._works: list[Callable[[], Array]] = []
         handles = [
@@ -127,12 +138,17 @@ class Reducer:
         """
         if self._is_armed and len(self._ready) > len(self._given):
             missing = [k for k in range(len(self._parameters)) if k not in self._ready]
-            times = self._counts[missing[0]]
             self._disarm()
-            if self._is_static:
-                raise self._changed(missing[0], times)
-            names = ", ".join(self._names[k] for k in missing)
-            raise RuntimeError(UNFINISHED.format(names=names))
+            raise RuntimeError(self._unfinished(missing))
+
+    def _unfinished(self, missing: Sequence[int]) -> str:
+        of_rank = f"which did not receive grad for rank {self._group.rank()}:"
+        indices = " ".join(map(str, missing))
+        names = ", ".join(self._names[k] for k in missing)
+        return (
+            f"{_UNFINISHED}{_NOW_UNUSED if self._is_static else _UNUSED}\n"
+            f"Parameter indices {of_rank} {indices}\nParameters {of_rank} {names}"
+        )
 
     def rebuild(self, source: int) -> None:
         """Before a forward, on all ranks: if that is due, make buckets in the order of ``source``.
@@ -167,6 +183,7 @@ class Reducer:
         self._is_armed = False
         self._counts.clear()
         self._ready, self._given, self._works = set(), set(), []
+        self._left_out = set()
 
     def skip(self) -> None:
         """After a forward whose backward is to reduce nothing."""
@@ -175,18 +192,22 @@ class Reducer:
     # ------------------------------------------------------------------ in the backward
 
     def note_gradient(self, index: int) -> None:
-        """The gradient of a parameter has been added to its ``.grad``."""
-        self._used.add(index)
+        """The gradient of a parameter, unless it is undefined, has been added to its ``.grad``."""
+        if self._gradient(index) is not None:
+            self._used.add(index)
+        if index in self._left_out:
+            self._complain(index)
         if not self._is_armed:
             return
         self._counts[index] += 1
         self._order.pop(index, None)
         self._order[index] = None
+        ends_with_backward = self._is_to_count or self._finds_unused
+        if ends_with_backward and self._counts.total() == 1:
+            running = innermost()
+            assert running is not None
+            running.outermost().queue(self._finish_with_backward)
         if self._is_to_count:
-            if self._counts.total() == 1:
-                running = innermost()
-                assert running is not None
-                running.outermost().queue(self._finish_first)
             return
         times, expected = self._counts[index], self._expected[index]
         if times > expected or index in self._given:
@@ -194,7 +215,7 @@ class Reducer:
         if times == expected:
             self._ready.add(index)
             self._launch()
-            if len(self._ready) == len(self._parameters):
+            if len(self._ready) == len(self._parameters) and not ends_with_backward:
                 queue_callback(self._finish)
 
     def _complain(self, index: int) -> None:
@@ -219,11 +240,15 @@ class Reducer:
             self._works.append(self._start([self._contribution(index) for index in held]))
 
     def _contribution(self, index: int) -> Array:
-        parameter, of_context = self._parameters[index], self._of_context
-        gradient = parameter._grad if of_context is None else of_context.get(parameter)
+        gradient = self._gradient(index)
         if gradient is None:
+            parameter = self._parameters[index]
             return np.zeros(parameter.numel(), parameter._array.dtype)
         return flat_copy(gradient)
+
+    def _gradient(self, index: int) -> Tensor | None:
+        parameter, of_context = self._parameters[index], self._of_context
+        return parameter._grad if of_context is None else of_context.get(parameter)
 
     def _start(self, contributions: Sequence[Array]) -> Callable[[], Array]:
         """Begin to reduce the next bucket; what waits for it, and gives the average."""
@@ -245,19 +270,23 @@ class Reducer:
             raise TypeError(f"Communication hook: it has to return a Future, not {future!r}")
         return lambda: _of_hook(future.wait(), flat)
 
-    def _finish_first(self) -> None:
-        """When the first backward of a static graph is over: only now all counts are known."""
-        self._is_to_count = False
-        self._expected[:] = [self._counts[index] for index in range(len(self._parameters))]
-        self._ready = set(range(len(self._parameters)))
+    def _finish_with_backward(self) -> None:
+        """At the end of a backward that may leave out parameters: only now all counts are known."""
+        everything = set(range(len(self._parameters)))
+        left_out = everything - self._ready
+        if self._is_to_count:
+            self._is_to_count, left_out = False, set()
+            self._expected[:] = [self._counts[index] for index in everything]
+        self._ready = everything
         self._launch()
         self._finish(agrees_on_used=True)
+        self._left_out = left_out
 
     def _finish(self, *, agrees_on_used: bool = False) -> None:
         """When the backward is over: every ``.grad`` gets the average, or none does."""
         works = self._works
         self._disarm()
-        if self._finds_unused or agrees_on_used:
+        if agrees_on_used:
             self._agree_on_used()
         averages = [wait() for wait in works]
         for flat, held in zip(averages, self._buckets, strict=True):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.distributed.operation import Combine, Operation, Work
-from mpgrad.distributed.process_group import ProcessGroup, barrier_of, get_group_rank, group_of
+from mpgrad.distributed.process_group import ProcessGroup, barrier_of, group_of, rank_in
 from mpgrad.distributed.tensor_buffers import (
     check_list,
     described,
@@ -22,6 +22,7 @@ from mpgrad.distributed.tensor_buffers import (
     started,
     words,
 )
+from mpgrad.errors import HostLost
 from mpgrad.scheduler.hosts.collective_steps import all_to_all_steps, roll_call_steps
 from mpgrad.scheduler.hosts.reduction_tree import all_reduce_steps, combined, segments
 from mpgrad.tensors.tensor import Tensor
@@ -102,7 +103,7 @@ def reduction(
     flat: Array, op: ReduceOp, group: ProcessGroup, finish: Callable[[], None] | None
 ) -> Operation:
     """The all-reduce of a flat array, in place."""
-    _check_reducible(flat.dtype, op)
+    check_reducible("all_reduce", flat.dtype, op)
     ranks = group.size()
 
     def finish_all() -> None:
@@ -125,21 +126,23 @@ def reduction(
 
 def reduce(
     tensor: Tensor,
-    dst: int,
+    dst: int | None = None,
     op: ReduceOp = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    group_dst: int | None = None,
 ) -> Work | None:
     """Combine the ``tensor`` of all ranks into that of rank ``dst``; the others keep theirs.
 
     Args:
         tensor, op, group, async_op: as for :func:`all_reduce`; so are result and errors.
         dst: a rank of the world that belongs to the group.
+        group_dst: in place of ``dst``, a rank of the group.
     """
     group = group_of(group)
     if group.rank() < 0:
         return None
-    root, flat = get_group_rank(group, dst), flat_copy(tensor)
+    root, flat = rank_in(group, dst, group_dst), flat_copy(tensor)
     is_root = group.rank() == root
     operation = reduction(flat, op, group, (lambda: put(tensor, flat)) if is_root else None)
     return started(group, operation, tensor, async_op)
@@ -198,10 +201,14 @@ def reduce_scatter_tensor(
     return _reduce_scatter(output, flat_copy(input), op, group, async_op)
 
 
+#: As newer programs call it.
+reduce_scatter_single = reduce_scatter_tensor
+
+
 def _reduce_scatter(
     output: Tensor, source: Array, op: ReduceOp, group: ProcessGroup, async_op: bool
 ) -> Work | None:
-    _check_reducible(source.dtype, op)
+    check_reducible("reduce_scatter", source.dtype, op)
     rank, ranks = group.rank(), group.size()
     parts = np.empty_like(source).reshape(ranks, -1)
     parts[rank] = source.reshape(ranks, -1)[rank]
@@ -223,21 +230,28 @@ def _reduce_scatter(
     return started(group, operation, output, async_op)
 
 
-def barrier(group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
+def barrier(
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    device_ids: Any = None,
+    timeout: timedelta | None = None,
+) -> Work | None:
     """Wait until all ranks of the group have come here.
 
     Args:
         group, async_op: as for :func:`all_reduce`; so are the result and the errors.
+        device_ids: only there for PyTorch's callers.
+        timeout: how long it may take; the group's by default.
     """
     group = group_of(group)
     if group.rank() < 0:
         return None
-    return started(group, barrier_of(group), None, async_op)
+    return started(group, barrier_of(group), None, async_op, timeout)
 
 
 def monitored_barrier(
     group: ProcessGroup | None = None,
-    timeout: timedelta | None = None,
+    timeout: timedelta | float | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
     """As :func:`barrier`, but the error names every rank that has not come.
@@ -245,26 +259,54 @@ def monitored_barrier(
     Args:
         group: of ranks; the world by default.
         timeout: how long rank 0 of the group waits; the group's by default.
-        wait_all_ranks: changes nothing: all ranks that are missing are named.
+        wait_all_ranks: say PyTorch's words of all ranks that are missing, not of the first one.
 
     Raises:
-        CollectiveTimeout: some have not come; the group is over.
+        CollectiveTimeout: on rank 0 of the group: some have not come; the group is over.
+        RuntimeError: so on the other ranks that have come.
         HostLost: a rank is lost.
     """
     group = group_of(group)
     if group.rank() < 0:
         return
     timeout = group.timeout if timeout is None else timeout
-    if group.rank() != 0:
-        timeout += ROLL_CALL_PATIENCE
-    nothing = np.empty(0, np.uint8)
+    if not isinstance(timeout, timedelta):
+        timeout = timedelta(seconds=timeout)
+
+    def says_late(timeout_s: float, missing: Sequence[int]) -> str:
+        all_of_them = ", ".join(map(str, missing))
+        which = f"Ranks {all_of_them}" if wait_all_ranks else f"Rank {missing[0]}"
+        text = f"{which} failed to pass monitoredBarrier in {1000 * timeout_s:.0f} ms"
+        return text if wait_all_ranks else f"{text}; missing: {all_of_them}"
+
+    nothing, root = np.empty(0, np.uint8), group.ranks[0]
     steps = roll_call_steps(group.rank(), group.size())
-    group.start(Operation("monitored_barrier", steps, nothing, nothing), timeout).wait()
+    roll_call = Operation("monitored_barrier", steps, nothing, nothing, says_late=says_late)
+    if group.rank() == 0:
+        group.start(roll_call, timeout).wait()
+        return
+    try:
+        group.start(roll_call, timeout + ROLL_CALL_PATIENCE).wait()
+    except HostLost:
+        raise
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"Rank {group.ranks[group.rank()]} successfully reached monitoredBarrier, but received "
+            f"errors while waiting for send/recv from rank {root}: {error}"
+        ) from error
 
 
-def _check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
+def supports_complex(reduceOp: ReduceOp) -> bool:
+    """Whether a reduction takes complex tensors: sums and averages do."""
+    return reduceOp in (ReduceOp.SUM, ReduceOp.AVG)
+
+
+def check_reducible(collective: str, dtype: np.dtype[Any], op: ReduceOp) -> None:
+    """Raise TypeError or ValueError if ``op`` does not take this dtype."""
     if not isinstance(op, ReduceOp):
         raise TypeError(f"op has to be a ReduceOp, not {op!r}")
+    if dtype.kind == "c" and not supports_complex(op):
+        raise ValueError(f"{collective} does not support ReduceOp.{op.name} on complex tensors")
     if op is ReduceOp.AVG and dtype.kind not in "fc":
         raise TypeError(f"ReduceOp.AVG takes floating tensors, not {dtype}")
     if op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR) and dtype.kind not in "biu":

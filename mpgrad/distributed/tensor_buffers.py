@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,12 @@ def flat_copy(tensor: Tensor) -> Array:
     Raises:
         TypeError: it is no Tensor.
     """
-    _check(tensor)
+    check(tensor)
     array = tensor._array if tensor.device is CPU else tensor.cpu()._array
     return np.array(array, order="C").reshape(-1)
 
 
-def _check(tensor: Any) -> None:
+def check(tensor: Any) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(
             "Invalid function argument. Expected parameter `tensor` of type mpgrad.Tensor but got "
@@ -53,7 +54,7 @@ def place_for_frames(tensor: Tensor) -> tuple[str, Callable[[Sequence[memoryview
     Raises:
         TypeError: it is no Tensor.
     """
-    _check(tensor)
+    check(tensor)
     array = tensor._array
 
     def take(frames: Sequence[memoryview]) -> None:
@@ -86,10 +87,16 @@ def described(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} of {tensor.dtype}"
 
 
-def started(group: ProcessGroup, operation: Operation, output: Any, async_op: bool) -> Work | None:
+def started(
+    group: ProcessGroup,
+    operation: Operation,
+    output: Any,
+    async_op: bool,
+    timeout: timedelta | None = None,
+) -> Work | None:
     """Begin, and wait for the end unless it is asynchronous; ``output`` is what it fills."""
     operation.work.outputs = [output]
-    work = group.start(operation)
+    work = group.start(operation, timeout)
     if async_op:
         return work
     work.wait()
@@ -104,17 +111,25 @@ def check_list(
     Raises:
         ValueError: they are not.
     """
+    check_parts(name, tensors, like.dtype, group)
+    for tensor in tensors:
+        if tensor.numel() != like.numel():
+            raise ValueError(
+                f"{name} has a tensor {described(tensor)} beside one {described(like)}"
+            )
+    return tensors
+
+
+def check_parts(name: str, tensors: Sequence[Tensor], dtype: Any, group: ProcessGroup) -> None:
+    """Raise ValueError unless there is one tensor of this ``dtype`` for each rank of the group."""
     if len(tensors) != group.size():
         raise ValueError(
             f"{name} has to have one tensor for each of the {group.size()} ranks, not "
             f"{len(tensors)}"
         )
     for tensor in tensors:
-        if tensor.numel() != like.numel() or tensor.dtype != like.dtype:
-            raise ValueError(
-                f"{name} has a tensor {described(tensor)} beside one {described(like)}"
-            )
-    return tensors
+        if tensor.dtype != dtype:
+            raise ValueError(f"{name} has a tensor {described(tensor)} beside one of {dtype}")
 
 
 def list_at_root(
@@ -123,16 +138,17 @@ def list_at_root(
     like: Tensor,
     group: ProcessGroup,
     root: int,
+    what: str,
 ) -> Sequence[Tensor]:
-    """The list that only the root has; nothing elsewhere.
+    """The list that only the root, the ``what`` rank, has; nothing elsewhere.
 
     Raises:
         ValueError: the root has none, or another rank has one.
     """
     if group.rank() == root:
         if tensors is None:
-            raise ValueError(f"Argument ``{name}`` must be specified on the rank that is its root.")
+            raise ValueError(f"Argument ``{name}`` must be specified on {what} rank.")
         return check_list(name, tensors, like, group)
     if tensors:
-        raise ValueError(f"Argument ``{name}`` must NOT be specified on other ranks than its root.")
+        raise ValueError(f"Argument ``{name}`` must NOT be specified on non-{what} ranks.")
     return ()

@@ -6,6 +6,9 @@ Each rank also computes what one process would get that runs the parts of all ra
 
 from __future__ import annotations
 
+import pickle
+import warnings
+
 import numpy as np
 
 import mpgrad as mg
@@ -98,7 +101,7 @@ def test_averages_over_ranks_with_inputs():
 
 
 def test_join_with_gradients_that_add_up():
-    model = DistributedDataParallel(new_model(), broadcast_buffers=False)
+    model = DistributedDataParallel(new_model(), forward_sync_buffers=False)
     with model.join():
         for _ in range(1 + RANK):
             with model.no_sync():
@@ -279,6 +282,111 @@ def test_a_static_graph_may_use_parameters_twice_or_never():
     loss = model(inputs[RANK], uses=True).square().sum()
     text = error_of(RuntimeError, loss.backward)
     assert "Your training graph has changed in this iteration: unused." in text
+
+
+class TwoOutputs(nn.Module):
+    """Its first output may have no part in the loss."""
+
+    def __init__(self):
+        super().__init__()
+        mg.manual_seed(1)
+        self.first, self.second = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.first(x), self.second(x)
+
+
+def test_an_output_may_have_no_part_in_the_loss():
+    model = DistributedDataParallel(TwoOutputs(), find_unused_parameters=True, bucket_cap_mb=SMALL)
+    alone = TwoOutputs()
+    for step in range(3):
+        inputs = [batch(step, k) for k in range(RANKS)]
+        loss = lambda outputs: outputs[1].square().sum()  # noqa: E731
+        averages = averaged_alone(gradients_alone(alone, inputs, loss))
+        model.zero_grad()
+        loss(model(inputs[RANK])).backward()
+        assert model.module.first.weight.grad is None
+        assert bits(gradients(model)[2:]) == bits(averages[2:])
+
+
+class Undefined(mg.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def test_an_undefined_gradient_stays_none():
+    model = DistributedDataParallel(TwoOutputs(), find_unused_parameters=True)
+    first, second = model(batch(0, RANK))
+    (Undefined.apply(first).sum() + second.sum()).backward()
+    assert model.module.first.weight.grad is None
+    assert model.module.second.weight.grad is not None
+
+
+def test_what_a_backward_has_left_out_is_not_averaged_later():
+    model = DistributedDataParallel(TwoOutputs(), find_unused_parameters=True)
+    first, second = model(batch(0, RANK))
+    second.sum().backward()
+    text = error_of(RuntimeError, first.sum().backward)
+    assert "Expected to mark a variable ready only once: first." in text
+    model.zero_grad()
+    sum(output.sum() for output in model(batch(1, RANK))).backward()
+    assert model.module.first.weight.grad is not None
+
+
+def test_a_model_is_saved_and_goes_on_averaging():
+    model = DistributedDataParallel(new_model())
+    again = pickle.loads(pickle.dumps(model))
+    x = batch(0, RANK)
+    for one in (model, again):
+        one(x).square().sum().backward()
+    assert bits(gradients(model)) == bits(gradients(again))
+    in_group = DistributedDataParallel(new_model(), process_group=dist.new_group())
+    assert "default process group" in error_of(RuntimeError, lambda: pickle.dumps(in_group))
+
+
+def test_buffers_of_a_rank_may_stay_its_own():
+    def own_mean():
+        model = new_model()
+        model[1].running_mean.fill_(float(RANK))
+        return model
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model = DistributedDataParallel(own_mean(), broadcast_buffers=False)
+    assert model.module[1].running_mean.tolist() == [float(RANK)] * 6
+    model = DistributedDataParallel(own_mean(), forward_sync_buffers=False)
+    assert model.module[1].running_mean.tolist() == [0.0] * 6
+    with model.join():
+        for _ in range(1 + RANK):
+            model(batch(0, RANK)).sum().backward()
+    means = [mg.zeros(6) for _ in range(RANKS)]
+    dist.all_gather(means, model.module[1].running_mean)
+    assert len(set(bits(means))) == RANKS
+
+
+def test_parameters_that_are_left_alone():
+    module = new_model(RANK)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["0.weight"])
+    kept = module[0].weight.detach().clone()
+    model = DistributedDataParallel(module)
+    assert mg.equal(module[0].weight, kept)
+    model(batch(0, RANK)).square().sum().backward()
+    grads = [mg.zeros_like(kept) for _ in range(RANKS)]
+    dist.all_gather(grads, module[0].weight.grad)
+    assert len(set(bits(grads))) == RANKS
+
+
+def test_devices_that_do_not_fit_are_refused():
+    for wrong in ({"device_ids": [0]}, {"output_device": 1}):
+        text = error_of(
+            ValueError, lambda wrong=wrong: DistributedDataParallel(new_model(), **wrong)
+        )
+        assert "device_ids and output_device arguments only work with" in text
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ for megabytes in (25, 0.004):
     print(buckets, bits(model.module)[:6] == bits(alone)[:6])
 twice = new_model(0)
 train_alone(twice, passes=2)
-model = DistributedDataParallel(new_model(rank), broadcast_buffers=False)
+model = DistributedDataParallel(new_model(rank), forward_sync_buffers=False)
 train(model, passes=2)
 print(bits(model.module)[:6] == bits(twice)[:6])
 """
@@ -138,7 +138,7 @@ def die(step):
     if step == 2 and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
-model = DistributedDataParallel(new_model(0), broadcast_buffers=False)
+model = DistributedDataParallel(new_model(0), forward_sync_buffers=False)
 before = None
 try:
     train(model, before_step=die)
@@ -164,11 +164,11 @@ def test_unused_parameters_and_models_that_differ(tmp_path: Path) -> None:
     ran = run_ranks(tmp_path, UNUSED, 2)
     assert ran.code == 0, ran.errors
     for rank in range(2):
-        *used, gradient, unfinished, differ, nothing = ran.lines[rank]
+        *used, gradient, unfinished, _, names, differ, nothing = ran.lines[rank]
         assert used == ["True True True True False False"] * 2
         assert gradient == "[0.5, 0.5]"
         assert unfinished.startswith("Expected to have finished reduction in the prior iteration")
-        assert "none.weight, none.bias" in unfinished
+        assert names.endswith(f"grad for rank {rank}: none.weight, none.bias")
         assert differ.startswith("DDP expects same model across all ranks")
         assert "DistributedDataParallel is not needed" in nothing
 

@@ -1,4 +1,4 @@
-"""Join, hooks, buckets, static graphs, objects: the cases of two scripts, in three ranks."""
+"""Join, hooks, buckets, static graphs, objects, groups: the cases of scripts, in three ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.distributed.ranks import Ran, run_ranks
 
-SCRIPTS = ("data_parallel_cases.py", "object_cases.py")
+SCRIPTS = ("data_parallel_cases.py", "object_cases.py", "group_cases.py")
 
 
 def source(script: str) -> str:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from mpgrad.autograd.running.deferred_interrupts import interrupts_deferred
-from mpgrad.distributed.group_member import GroupTable, PendingReceive
+from mpgrad.distributed.group_member import GroupTable
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.operation import Work
+from mpgrad.distributed.parcels import PendingReceive
 from mpgrad.errors import HostLost, MpgradError
 from tests.distributed.test_rendezvous import LONG_S, left, met, port  # noqa: F401
 from tests.leftovers import wait_until
@@ -44,8 +45,8 @@ def awaited(thread: MemberThread, tag: int, take: Callable[[Any], None] = lambda
     """What rank 0 waits for until rank 1 sends a parcel with this tag."""
     work = Work("it")
     work.wait_until = thread.wait_until
-    receive = PendingReceive("it", take, work, math.inf)
-    thread.do(lambda: thread.member.collect(TABLE, 1, tag, receive))
+    receive = PendingReceive("it", (1,), take, work, math.inf, math.inf)
+    thread.do(lambda: thread.member.collect(TABLE, tag, receive))
     return work
 
 

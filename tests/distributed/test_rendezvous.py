@@ -17,9 +17,10 @@ import pytest
 import zmq
 
 from mpgrad.distributed import rendezvous
-from mpgrad.distributed.group_member import GroupTable, PendingReceive
+from mpgrad.distributed.group_member import GroupTable
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.operation import Work
+from mpgrad.distributed.parcels import PendingReceive
 from mpgrad.distributed.rendezvous import (
     Meeting,
     RendezvousHost,
@@ -281,9 +282,9 @@ def test_an_earlier_deadline_wakes_the_thread(
     assert slept.wait(LONG_S)
     work = Work("it")
     work.wait_until = member.wait_until
-    receive = PendingReceive("it", lambda _: None, work, time.monotonic())
+    receive = PendingReceive("it", (0,), lambda _: None, work, 0.0, time.monotonic())
     table = GroupTable(0, (0,))
-    member.do(lambda: member.member.collect(table, 0, 0, receive))
+    member.do(lambda: member.member.collect(table, 0, receive))
     with pytest.raises(CollectiveTimeout):
         work.wait(timedelta(seconds=LONG_S))
 
