@@ -36,8 +36,8 @@ def test_many_worlds() -> None:
 
 def test_a_death_after_the_function_has_returned_ends_the_others() -> None:
     # Some had ended, and others waited for the dead rank, which they would have met again.
-    worlds = run_worlds(range(52, 53)) + run_worlds(range(489, 490))
-    assert all(world.late is not None and world.asked > 0 for world in worlds)
+    worlds = run_worlds(range(200))
+    assert sum(world.late is not None and world.asked > 0 for world in worlds) > 2
 
 
 def run_worlds(seeds: range) -> list[ElasticWorld]:
