@@ -53,7 +53,7 @@ class Kept:
     """The graphs that are kept as source. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._programs: deque[tuple[weakref.ref[Holder], int]] = deque()
 
     def add(self, holder: Holder, frozen: FrozenGraph) -> Compiled | str:

@@ -16,7 +16,7 @@ class Counters:
     """Counts what an engine's workers have done. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.backwards = self.failed = self.recoveries = 0
         self.handed_bytes = self.copied_bytes = self.through_host_bytes = 0
         #: NodeTasks by the process that ran them.

@@ -66,7 +66,8 @@ class Preparation:
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
-        self._lock = threading.Lock()
+        # A handler of a signal may run a backward of its own while a graph is planned.
+        self._lock = threading.RLock()
         self._experiences = Experiences()
         self._plan_with(tuning.MESSAGE_US)
 

@@ -45,7 +45,7 @@ _PROMISE = (
     '(run_on = "client" keeps it in this process without this warning)'
 )
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _entries: OrderedDict[tuple[type, ...], _Entry] = OrderedDict()
 
 
@@ -312,7 +312,7 @@ def _left_out(name: str) -> _LeftOut:
 def _forget_lock_in_child() -> None:
     # A thread that does not exist in the child may hold it.
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget_lock_in_child)

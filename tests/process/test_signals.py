@@ -11,6 +11,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.autograd.running import deferred_interrupts
+from mpgrad.engine import preparation
 from tests.leftovers import wait_until
 
 pytestmark = pytest.mark.process
@@ -112,3 +113,26 @@ def test_a_backward_inside_a_handler(tmp_path: Any, on_alarm: Any) -> None:
         assert found == [expected]
         assert x.grad is not None
         assert x.grad.tolist() == [2.0] * 4000
+
+
+def test_a_handler_that_computes_may_come_while_a_graph_is_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan, inner = preparation.plan, list[Any]()
+
+    def gradient(times: float) -> Any:
+        x = mg.ones(3, requires_grad=True)
+        (x * times).sum().backward()
+        assert x.grad is not None
+        return x.grad.tolist()
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if not inner:  # as a handler does, on the thread that plans
+            inner.append(None)
+            inner[0] = gradient(3.0)
+        return plan(*args, **kwargs)
+
+    monkeypatch.setattr(preparation, "plan", interrupted)
+    with mg.Engine("process", cpu_workers=2):
+        assert gradient(2.0) == [2.0] * 3
+    assert inner == [[3.0] * 3]

@@ -203,7 +203,7 @@ class Memory:
     def __init__(self) -> None:
         self._graphs: OrderedDict[Key, list[Remembered]] = OrderedDict()
         self._nodes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def find(self, key: Key, nodes: list[Node]) -> Remembered | None:
         """The remembered graph like this one, if any."""
