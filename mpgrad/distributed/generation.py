@@ -143,6 +143,8 @@ class Generation:
             isinstance(message, Join)
             and rendezvous is not None
             and event.sender == rank_name(message.rank, message.incarnation)
+            # Who has left looks for the next meeting, which this one's rank 0 is not in yet.
+            and not self.member.membership.has_left(message.rank)
         ):
             for answer in rendezvous.handle_event(joined(message)):
                 self._answer(answer, message.attempt)
