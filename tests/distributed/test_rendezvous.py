@@ -17,6 +17,7 @@ import pytest
 import zmq
 
 from mpgrad.distributed import rendezvous
+from mpgrad.distributed.generation import Generation
 from mpgrad.distributed.group_member import GroupTable
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.operation import Work
@@ -25,6 +26,7 @@ from mpgrad.distributed.rendezvous import (
     Meeting,
     RendezvousHost,
     meet,
+    rank_name,
     read,
     versions_of_this_process,
 )
@@ -33,12 +35,13 @@ from mpgrad.scheduler.hosts.host_membership import (
     HostGone,
     HostJoined,
     Participant,
+    PeerLeft,
     RefuseHost,
     Rendezvous,
     SendRoster,
 )
 from mpgrad.wire.host_carrier import HostArrival
-from mpgrad.wire.hosts import Join
+from mpgrad.wire.hosts import Join, encode_head
 from mpgrad.wire.zeromq import ZmqHostCarrier
 from tests.leftovers import wait_until
 
@@ -341,3 +344,24 @@ def test_a_roster_that_was_lost_is_sent_again() -> None:
     assert meeting.handle_event(joined(1, size=2)) == first[1:]
     (late,) = meeting.handle_event(joined(1, "b", size=2))
     assert isinstance(late, RefuseHost)
+
+
+@pytest.mark.process
+def test_who_has_left_is_not_taken_back(port: int) -> None:
+    """It would wait in a group that the former rank 0 is about to leave."""
+    with ThreadPoolExecutor(2) as pool:
+        both = [
+            pool.submit(
+                meet, carriers(), k, 2, ("127.0.0.1", port), LONG_S, restarts=True, reopens=True
+            )
+            for k in range(2)
+        ]
+        generation = Generation(0, both[0].result())
+        guest = both[1].result()
+    sender = rank_name(1, "again")
+    again = Join(1, 2, "again", guest.carrier.address, versions_of_this_process())
+    generation.member.membership.handle_event(PeerLeft(1))
+    generation.take(HostArrival(sender, [memoryview(encode_head(again))]))
+    assert generation.ignored == 1
+    generation.end()
+    guest.carrier.close(0)
