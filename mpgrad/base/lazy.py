@@ -65,6 +65,8 @@ def _load(target: str, first: str | None) -> Any:
     Loading makes hardly any garbage, but so many objects that the collector would walk all modules
     a dozen times; and once more afterwards, were they not moved to the oldest generation.
     """
+    if target in sys.modules and (first is None or first in sys.modules):
+        return importlib.import_module(target)  # loaded; the freeze count walks all that is frozen
     was_enabled = gc.isenabled()
     gc.disable()
     try:

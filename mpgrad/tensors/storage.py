@@ -83,6 +83,18 @@ class _InferenceVersion(VersionCounter):
 INFERENCE = _InferenceVersion()
 
 
+#: What holds data and is no array: users of PyTorch give these to the constructor.
+DATA = frozenset({list, tuple, range, bool, int, float, complex})
+
+
+def not_an_array(data: Any) -> TypeError:
+    """The error of ``Tensor(data)``."""
+    return TypeError(
+        f"Tensor(...) wraps a NumPy or CuPy array, and got a {type(data).__name__}; "
+        "mpgrad.tensor(...) makes a tensor of data, mpgrad.empty(...) one of a shape"
+    )
+
+
 def empty(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
     """An uninitialised C-contiguous array of ``shape`` (elements), in the arena if large.
 

@@ -28,7 +28,7 @@ from mpgrad.tensors.assigned_grad import (
     checked_grad_dtype,
     wanted_dtype,
 )
-from mpgrad.tensors.storage import INFERENCE, VersionCounter
+from mpgrad.tensors.storage import DATA, INFERENCE, VersionCounter, not_an_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,6 +88,8 @@ class Tensor(TensorMembers):
         output_nr: int = 0,
         version_counter: VersionCounter | None = None,
     ) -> None:
+        if type(array) in DATA:
+            raise not_an_array(array)
         self._array = array
         self._grad: Tensor | None = None
         self._grad_fn = grad_fn
@@ -95,9 +97,10 @@ class Tensor(TensorMembers):
         self._requires_grad = requires_grad
         self._retains_grad = False
         self._grad_dtype: Any = OWN_DTYPE
-        self._version_counter = version_counter or (
-            _new_counter() if INFERENCE_MODES.entered else VersionCounter()
-        )
+        if version_counter is None:
+            is_inference = INFERENCE_MODES.entered and is_inference_mode_enabled()
+            version_counter = INFERENCE if is_inference else VersionCounter()
+        self._version_counter = version_counter
         #: Set if the array lies in the memory of another tensor.
         self._view: View | None = None
         #: The leaf's AccumulateGrad: the Edge to it while the leaf owns it, which is no view; a
@@ -346,10 +349,6 @@ def check_requires_grad(tensor: Tensor, value: Any) -> None:
         raise RuntimeError(
             "Setting requires_grad=True on inference tensor outside InferenceMode is not allowed."
         )
-
-
-def _new_counter() -> VersionCounter:
-    return INFERENCE if is_inference_mode_enabled() else VersionCounter()
 
 
 def metadata_of(tensor: Tensor) -> InputMetadata:

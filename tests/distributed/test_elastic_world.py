@@ -120,7 +120,7 @@ def nobody_knows_that_all_have_returned(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "plant",
     [
-        nobody_knows_that_all_have_returned,
+        pytest.param(nobody_knows_that_all_have_returned, marks=pytest.mark.long),
         former_generations_are_read,
         the_one_that_is_behind_is_followed,
         a_rank_that_was_started_again_is_refused,

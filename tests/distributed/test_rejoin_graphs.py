@@ -139,13 +139,13 @@ def a_loss_is_not_remembered(patch: pytest.MonkeyPatch) -> None:
         nobody_waits_for_what_is_called_again,
         all_contexts_go_on,
         no_context_goes_on,
-        gradients_that_were_there_do_not_count,
+        pytest.param(gradients_that_were_there_do_not_count, marks=pytest.mark.long),
         who_was_called_by_the_dead_does_not_mind,
-        the_old_backward_goes_on,
+        pytest.param(the_old_backward_goes_on, marks=pytest.mark.long),
         pytest.param(
             who_has_called_again_takes_part_in_backwards_of_others, marks=pytest.mark.long
         ),
-        a_new_process_does_not_say_that_it_is_new,
+        pytest.param(a_new_process_does_not_say_that_it_is_new, marks=pytest.mark.long),
         a_loss_is_not_remembered,
     ],
 )

@@ -180,13 +180,13 @@ def one_idle_round_is_enough(patch: pytest.MonkeyPatch) -> None:
         nobody_asks_for_rank_0,
         pytest.param(an_answer_of_a_dead_rank_0_counts, marks=pytest.mark.long),
         a_new_process_hears_only_rank_0,
-        numbers_begin_anew,
+        pytest.param(numbers_begin_anew, marks=pytest.mark.long),
         a_call_that_may_be_repeated_fails,
         any_call_is_repeated,
         references_of_the_dead_are_waited_for,
-        farewells_go_to_the_first_processes_alone,
-        a_report_of_the_dead_counts,
-        one_idle_round_is_enough,
+        pytest.param(farewells_go_to_the_first_processes_alone, marks=pytest.mark.long),
+        pytest.param(a_report_of_the_dead_counts, marks=pytest.mark.long),
+        pytest.param(one_idle_round_is_enough, marks=pytest.mark.long),
     ],
 )
 def test_planted_bugs_are_found(plant: object, monkeypatch: pytest.MonkeyPatch) -> None:

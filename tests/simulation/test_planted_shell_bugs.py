@@ -208,7 +208,7 @@ def a_refusal_is_told_to_the_innermost_backward_only(patch):
     patch.setattr(Session, "_require_welcome", wrong)
 
 
-@REFUSED.bug
+@REFUSED.rare_bug
 def a_task_runs_before_what_has_come_with_it(patch):
     """World found this one: a backward inside the task waited for what had been received."""
     patch.setattr(session, "_is_task", lambda message: False)

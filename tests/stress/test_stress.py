@@ -141,7 +141,11 @@ def test_hosts_passes(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_elastic_passes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_elastic_passes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic, "STEPS", 60)
+    monkeypatch.setattr(elastic, "LIFE_S", 1.0)
     assert main(["elastic", "--kills", "1", "--seed", "7"]) == 0
     verdict = capsys.readouterr().out.splitlines()[-1]
     assert verdict == "elastic: PASSED: 1 ranks killed in 1 programs of 3; 0 faults; nothing left"
