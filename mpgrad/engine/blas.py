@@ -16,9 +16,12 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-_lock = threading.Lock()
+#: Re-entrant: a handler of a signal may run a backward while its thread is inside.
+_lock = threading.RLock()
 #: How many limits each thread holds.
 _holders: dict[int, int] = {}
+#: Whether all libraries are limited.
+_is_limited = False
 _functions: list[tuple[Callable[[], int], Callable[[int], object]]] = []
 #: The number of modules when the libraries were last searched: SciPy brings one of its own.
 _modules = 0
@@ -36,20 +39,24 @@ class blas_limit:
 
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
+        global _is_limited
         with _lock:
-            if not _holders:
-                for threads_of, limit in _libraries():
-                    count = threads_of()
-                    if count != self._threads:
-                        _before.append((limit, count))
-                        limit(self._threads)
+            found = () if _is_limited else _libraries()
             _holders[self._thread] = _holders.get(self._thread, 0) + 1
+            for threads_of, limit in found:
+                count = threads_of()
+                if count != self._threads:
+                    _before.append((limit, count))
+                    limit(self._threads)
+            _is_limited = True
 
     def __exit__(self, *exc: object) -> None:
         with _lock:
-            left = _holders.pop(self._thread) - 1
+            left = _holders[self._thread] - 1
             if left:
                 _holders[self._thread] = left
+            else:
+                del _holders[self._thread]
             if not _holders:
                 _restore()
 
@@ -94,6 +101,8 @@ def _functions_of(library: Any) -> tuple[Callable[[], int], Callable[[int], obje
 
 
 def _restore() -> None:
+    global _is_limited
+    _is_limited = False
     while _before:
         limit, count = _before.pop()
         limit(count)
@@ -102,7 +111,7 @@ def _restore() -> None:
 def _leave_others_in_child() -> None:
     """In the child only the thread that forked exists, and no thread holds the lock."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     thread, was_limited = threading.get_ident(), bool(_holders)
     own = _holders.get(thread, 0)
     _holders.clear()

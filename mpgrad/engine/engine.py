@@ -105,7 +105,8 @@ class Engine:
             pin,
         )
         self._made: Execution | None = None
-        self._making = threading.Lock()
+        # Re-entrant: a handler of a signal may run a backward while its thread makes this.
+        self._making = threading.RLock()
         self._is_closed = False
         self._pid = os.getpid()
         _engines.add(self)
@@ -142,7 +143,7 @@ class Engine:
 
     def _restart_in_child(self) -> None:
         """After a fork the processes belong to the parent; the child starts its own if needed."""
-        self._making = threading.Lock()  # another thread may have been inside
+        self._making = threading.RLock()  # another thread may have been inside
         self._options = self._options.in_this_process()
         if self._made is not None:
             self._made.start_anew_in_child(self._options, partial(_spawn, self._options))
@@ -154,7 +155,8 @@ class Engine:
         if self._made is None:
             with self._making:
                 if self._made is None:
-                    self._made = self._load()
+                    made = self._load()
+                    self._made = self._made or made  # a handler's backward may have made it
         return self._made
 
     @collector_held()
@@ -273,7 +275,8 @@ _stack: list[Engine] = []
 #: What ``set_engine`` was given.
 _set: Engine | None = None
 _default: Engine | None = None
-_default_lock = threading.Lock()
+#: Re-entrant, as the lock that an Engine has.
+_default_lock = threading.RLock()
 
 
 def current_engine() -> Engine:
@@ -289,8 +292,10 @@ def current_engine() -> Engine:
         _warn_of_unused()
     with _default_lock:
         if _default is None or _default._is_closed:
-            _default = Engine()
-            _unused.discard(_default)
+            made = Engine()
+            _unused.discard(made)
+            if _default is None or _default._is_closed:  # else a handler's backward has made it
+                _default = made
         return _default
 
 
@@ -334,7 +339,7 @@ def _close_all() -> None:
 
 def _forget_lock_in_child() -> None:
     global _default_lock
-    _default_lock = threading.Lock()
+    _default_lock = threading.RLock()
 
 
 atexit.register(_close_all)

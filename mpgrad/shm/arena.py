@@ -175,7 +175,8 @@ def _create_segment(limit: int, capacity: int | None, name: str) -> Segment:
 
 
 _client_arena: Arena | None = None
-_client_arena_lock = threading.Lock()
+#: Re-entrant: a handler of a signal may make the arena while its thread does.
+_client_arena_lock = threading.RLock()
 
 
 def client_arena() -> Arena:
@@ -185,19 +186,18 @@ def client_arena() -> Arena:
     writes to them stays in the child.
     """
     global _client_arena
-    arena = _client_arena
-    if arena is None:
+    if _client_arena is None:
         with _client_arena_lock:
-            arena = _client_arena
-            if arena is None:
-                arena = _client_arena = Arena(name="client arena", number=CLIENT_ARENA)
-    return arena
+            if _client_arena is None:
+                made = Arena(name="client arena", number=CLIENT_ARENA)
+                _client_arena = _client_arena or made
+    return _client_arena
 
 
 def _forget_in_child() -> None:
     # A thread that does not exist in the child may hold the lock.
     global _client_arena, _client_arena_lock
-    _client_arena, _client_arena_lock = None, threading.Lock()
+    _client_arena, _client_arena_lock = None, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

@@ -420,14 +420,15 @@ def recorded_edges(
 
 
 #: Held so that two threads that use a leaf for the first time get the same AccumulateGrad.
-_accumulator_lock = threading.Lock()
+_accumulator_lock = threading.RLock()  # handlers of signals use leaves, too
 
 
 def _new_accumulator(leaf: Tensor) -> Edge:
     with _accumulator_lock:
+        made = AccumulateGrad(leaf, _inputs_of(leaf))
         accumulator = accumulator_of(leaf)
         if accumulator is None:
-            accumulator = AccumulateGrad(leaf, _inputs_of(leaf))
+            accumulator = made
             leaf._accumulator = accumulator, 0
             if leaf._view is not None:
                 accumulator.hold_leaf()
@@ -443,7 +444,7 @@ def accumulator_of(leaf: Tensor) -> AccumulateGrad | None:
 def _forget_lock_in_child() -> None:
     # Another thread may have held it at the fork.
     global _accumulator_lock
-    _accumulator_lock = threading.Lock()
+    _accumulator_lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget_lock_in_child)

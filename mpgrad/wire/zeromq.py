@@ -173,7 +173,8 @@ class _Contexts:
     """The context that the dealers of this process share; it ends with the last of them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Re-entrant: a handler of a signal may start processes while its thread is inside.
+        self._lock = threading.RLock()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._borrowed = 0
         #: Contexts of the parent process, which a forked child must not touch.
@@ -182,7 +183,8 @@ class _Contexts:
     def borrow(self) -> zmq.Context[zmq.Socket[bytes]]:
         with self._lock:
             if self._context is None:
-                self._context = zmq.Context()
+                made = zmq.Context()
+                self._context = self._context or made
             self._borrowed += 1
             return self._context
 
@@ -198,7 +200,7 @@ class _Contexts:
     def start_anew_in_child(self) -> None:
         if self._context is not None:
             self._of_parents.append(self._context)
-        self._lock, self._context, self._borrowed = threading.Lock(), None, 0
+        self._lock, self._context, self._borrowed = threading.RLock(), None, 0
 
 
 _contexts = _Contexts()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,8 @@ import mpgrad as mg
 from mpgrad.autograd.running import deferred_interrupts
 from mpgrad.engine import preparation
 from tests.leftovers import wait_until
+from tests.process import handler_program
+from tests.python_path import path_to
 
 pytestmark = pytest.mark.process
 
@@ -147,3 +153,18 @@ def test_a_handler_that_computes_may_come_while_a_graph_is_planned(
     with mg.Engine("process", cpu_workers=2):
         assert gradient(2.0) == [2.0] * 3
     assert inner == [[3.0] * 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", handler_program.PLACES)
+def test_a_handler_that_computes_may_come_wherever_a_lock_is_held(place: str) -> None:
+    program = Path(handler_program.__file__)
+    environment = os.environ | {
+        "OPENBLAS_NUM_THREADS": "2",  # so that there is a limit to set
+        "PYTHONPATH": path_to(program.parents[2]),
+    }
+    done = subprocess.run(
+        [sys.executable, str(program), place],
+        capture_output=True, text=True, check=False, timeout=120, env=environment,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr

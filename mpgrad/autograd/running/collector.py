@@ -15,7 +15,8 @@ from contextlib import AbstractContextManager, ContextDecorator, nullcontext
 HELD_ABOVE = 1000
 
 _nothing: AbstractContextManager[object] = nullcontext()
-_lock = threading.Lock()
+#: Re-entrant: a handler of a signal may run a backward while its thread is inside.
+_lock = threading.RLock()
 _holders = 0
 _was_enabled = False
 
@@ -29,10 +30,10 @@ class collector_held(ContextDecorator):
     def __enter__(self) -> None:
         global _holders, _was_enabled
         with _lock:
-            if _holders == 0:
+            _holders += 1
+            if _holders == 1:
                 _was_enabled = gc.isenabled()
                 gc.disable()
-            _holders += 1
 
     def __exit__(self, *exc: object) -> None:
         global _holders
@@ -52,7 +53,7 @@ def _start_anew_in_child() -> None:
     global _lock, _holders
     if _holders and _was_enabled:
         gc.enable()
-    _lock, _holders = threading.Lock(), 0
+    _lock, _holders = threading.RLock(), 0
 
 
 os.register_at_fork(after_in_child=_start_anew_in_child)
