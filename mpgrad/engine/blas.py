@@ -38,16 +38,20 @@ class blas_limit:
         self._threads = threads
 
     def __enter__(self) -> None:
-        self._thread = threading.get_ident()
         global _is_limited
+        self._thread = threading.get_ident()
         with _lock:
             found = () if _is_limited else _libraries()
             _holders[self._thread] = _holders.get(self._thread, 0) + 1
-            for threads_of, limit in found:
-                count = threads_of()
-                if count != self._threads:
-                    _before.append((limit, count))
-                    limit(self._threads)
+            try:
+                for threads_of, limit in found:
+                    count = threads_of()
+                    if count != self._threads:
+                        _before.append((limit, count))
+                        limit(self._threads)
+            except BaseException:  # such as that of a handler
+                self.__exit__()
+                raise
             _is_limited = True
 
     def __exit__(self, *exc: object) -> None:

@@ -1,4 +1,4 @@
-"""A handler of a signal runs a backward at the place that the first argument names.
+"""A handler of a signal runs a backward, or raises, at the place that the first argument names.
 
 It prints what has gone wrong, and "done" at the end.
 """
@@ -36,6 +36,8 @@ def gradient(times: float) -> list[float]:
 
 def handler(*_: object) -> None:
     strikes.append(gradient(3.0))
+    if sys.argv[2] == "raises":
+        raise TimeoutError
 
 
 def struck(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,6 +90,11 @@ def main() -> None:
     signal.signal(signal.SIGALRM, handler)
     before = blas.blas_of_arrays()
     PLACES[sys.argv[1]]()
+    if sys.argv[2] == "raises":
+        try:
+            gradient(1.0)
+        except TimeoutError:
+            print("raised")
     for times in (2.0, 5.0):
         found = gradient(times)
         assert found == [times] * 2, found

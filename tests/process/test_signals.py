@@ -157,14 +157,16 @@ def test_a_handler_that_computes_may_come_while_a_graph_is_planned(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", handler_program.PLACES)
-def test_a_handler_that_computes_may_come_wherever_a_lock_is_held(place: str) -> None:
+@pytest.mark.parametrize("what", ["computes", "raises"])
+def test_a_handler_may_come_wherever_a_lock_is_held(place: str, what: str) -> None:
     program = Path(handler_program.__file__)
     environment = os.environ | {
         "OPENBLAS_NUM_THREADS": "2",  # so that there is a limit to set
         "PYTHONPATH": path_to(program.parents[2]),
     }
     done = subprocess.run(
-        [sys.executable, str(program), place],
+        [sys.executable, str(program), place, what],
         capture_output=True, text=True, check=False, timeout=120, env=environment,
     )  # fmt: skip
-    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+    says = ["raised", "done"] if what == "raises" else ["done"]
+    assert (done.stdout.split(), done.returncode) == (says, 0), done.stderr

@@ -33,7 +33,11 @@ class collector_held(ContextDecorator):
             _holders += 1
             if _holders == 1:
                 _was_enabled = gc.isenabled()
-                gc.disable()
+                try:
+                    gc.disable()
+                except BaseException:  # that of a handler of a signal
+                    self.__exit__()
+                    raise
 
     def __exit__(self, *exc: object) -> None:
         global _holders
