@@ -10,6 +10,7 @@ import os
 import pickle
 import secrets
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
@@ -143,12 +144,17 @@ def _read(file: IO[bytes], map_location: Any, weights_only: bool) -> Any:
             said = str(error) or type(error).__name__
             if not said.startswith("Weights only load failed"):
                 said = f"it is damaged, cut off, or no file of mg.save: {said}"
-            if "persistent" in said:
+            if "persistent" in said or _is_zip(file):
                 said = (
                     "it looks like a file of torch.save, which mg.load does not read: write it as "
                     "safetensors with PyTorch, and read it with safetensors.numpy.load_file"
                 )
             raise pickle.UnpicklingError(f"{where} cannot be loaded: {said}") from error
+
+
+def _is_zip(file: IO[bytes]) -> bool:
+    """Whether it is an archive, as torch.save writes them; False for a stream that only runs on."""
+    return hasattr(file, "seekable") and file.seekable() and zipfile.is_zipfile(file)
 
 
 class _Harmless(pickle.Unpickler):

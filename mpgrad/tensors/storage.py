@@ -83,10 +83,6 @@ class _InferenceVersion(VersionCounter):
 INFERENCE = _InferenceVersion()
 
 
-#: What holds data and is no array: users of PyTorch give these to the constructor.
-DATA = frozenset({list, tuple, range, bool, int, float, complex})
-
-
 def not_an_array(data: Any) -> TypeError:
     """The error of ``Tensor(data)``."""
     return TypeError(

@@ -17,7 +17,7 @@ import numpy as np
 from mpgrad.base.device import CPU, Device
 from mpgrad.base.dtype import DTYPES, DType
 from mpgrad.base.size import Size, size_of
-from mpgrad.devices.device_arrays import device_of
+from mpgrad.devices.device_arrays import device_of, is_array
 from mpgrad.graph.grad_modes import INFERENCE_MODES, is_inference_mode_enabled
 from mpgrad.graph.hooks import Hooks, RemovableHandle
 from mpgrad.graph.node import Edge, InputMetadata, Node
@@ -28,7 +28,7 @@ from mpgrad.tensors.assigned_grad import (
     checked_grad_dtype,
     wanted_dtype,
 )
-from mpgrad.tensors.storage import DATA, INFERENCE, VersionCounter, not_an_array
+from mpgrad.tensors.storage import INFERENCE, VersionCounter, not_an_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,7 +88,7 @@ class Tensor(TensorMembers):
         output_nr: int = 0,
         version_counter: VersionCounter | None = None,
     ) -> None:
-        if type(array) in DATA:
+        if type(array) is not np.ndarray and not is_array(array):
             raise not_an_array(array)
         self._array = array
         self._grad: Tensor | None = None

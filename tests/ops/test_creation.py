@@ -18,7 +18,9 @@ def test_dtypes_of_python_values(data: Any, dtype: Any) -> None:
     assert mg.tensor(data).dtype == dtype
 
 
-@pytest.mark.parametrize("data", [[1, 2], (1, 2), 3, 1.5, True, range(2)])
+@pytest.mark.parametrize(
+    "data", [[1, 2], (1, 2), 3, 1.5, True, range(2), None, "a", np.float64(1.5), mg.ones(2)]
+)
 def test_the_constructor_takes_no_data(data: Any) -> None:
     with pytest.raises(TypeError, match=r"wraps a NumPy or CuPy array.*mpgrad\.tensor\(\.\.\.\)"):
         mg.Tensor(data)
