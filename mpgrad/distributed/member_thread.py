@@ -49,12 +49,12 @@ class MemberThread:
         self._sleeps_until = 0.0
         self._leaves_until: float | None = None
         self._sleep = _Sleep(self._generation.carrier)
-        #: Held by the thread that receives instead of this one, and where that sleeps.
-        self._receiving = threading.Lock()
+        #: Held by the thread that receives instead of this one, and where that sleeps. A handler of
+        #: a signal that strikes there may wait for another message, or leave.
+        self._receiving = threading.RLock()
         self._receivers_sleep = _Sleep(self._generation.carrier)
         #: What threads wait for, and what tells them that it is there.
         self._awaited: list[tuple[Callable[[], bool], Callable[[], None]]] = []
-        self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="mpgrad-group", daemon=True)
         self._thread.start()
 
@@ -120,6 +120,9 @@ class MemberThread:
             self.ask(self._begin_to_leave)
         except RuntimeError:  # it has ended already
             return
+        self._watch(
+            is_watched=True
+        )  # this may be a handler of a signal, on the thread that receives
         self._thread.join()
 
     def _begin_to_leave(self) -> None:
@@ -135,8 +138,8 @@ class MemberThread:
         awaited = is_there, self._receivers_sleep.end
         try:
             self._awaited.append(awaited)
-            self._sleep.watch(is_watched=False)
-            while not is_there() and not self._is_ending:
+            self._watch(is_watched=False)
+            while not is_there() and not self._generation.is_over:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     break
@@ -150,10 +153,18 @@ class MemberThread:
                         raise
                     if len(self._awaited) > 1:
                         self._tell()
+                    if self._may_end():
+                        self._sleep.end()
         finally:
             self._awaited.remove(awaited)
-            self._sleep.watch(is_watched=True)
+            self._watch(is_watched=True)
             self._receiving.release()
+
+    def _watch(self, *, is_watched: bool) -> None:
+        """Whether what comes wakes the group's own thread."""
+        with self._lock:
+            if not self._generation.is_over:
+                self._sleep.watch(is_watched=is_watched)
 
     def _be_told(self, is_there: Callable[[], bool], deadline: float, deferred: Deferred) -> None:
         """Another thread receives; or nothing comes any more."""
@@ -202,6 +213,8 @@ class MemberThread:
 
     def _take(self) -> None:
         """Take all messages that are there; who calls this has the turn."""
+        if self._generation.is_over:
+            return
         for event in self._generation.carrier.receive(0):
             self._generation.take(event)
 
@@ -209,11 +222,9 @@ class MemberThread:
         self.member.fail(f"the thread of the process group has failed: {error!r}")
 
     def _end(self) -> None:
-        self._is_ending = True
-        self._receivers_sleep.end()
-        self._receiving.acquire()  # from now on nobody receives
         with self._turn, self._lock:
-            self._generation.end()
+            self._generation.end()  # from now on nobody receives
+        self._receivers_sleep.end()
         # What was asked for too late to be begun.
         self.member.fail("the process group has ended")
         while self._requests:

@@ -130,14 +130,14 @@ class _World:
     """The default group, and the groups made since."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.group: ProcessGroup | None = None
         self.groups = 0
         #: How this process has joined the others last.
         self.joined: tuple[Whereabouts, timedelta, bool] | None = None
 
     def start_anew_in_child(self) -> None:
-        self.lock, self.group = threading.Lock(), None
+        self.lock, self.group = threading.RLock(), None
 
 
 _world = _World()

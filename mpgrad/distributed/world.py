@@ -35,7 +35,7 @@ class _Joined:
     """This process's threads in its worlds."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         #: By where rank 0 listens.
         self.threads: dict[tuple[str, int], MemberThread] = {}
         #: The world that the process group needs, and that which remote calls need.
@@ -47,7 +47,7 @@ class _Joined:
 
     def start_anew_in_child(self) -> None:
         self.of_parents.append(self.threads)
-        self.lock, self.threads, self.needed = threading.Lock(), {}, []
+        self.lock, self.threads, self.needed = threading.RLock(), {}, []
 
 
 _joined = _Joined()

@@ -50,6 +50,11 @@ def awaited(thread: MemberThread, tag: int, take: Callable[[Any], None] = lambda
     return work
 
 
+def is_received(thread: MemberThread) -> bool:
+    """Whether a thread that waits receives."""
+    return repr(thread._receiving).startswith("<locked")
+
+
 def send(thread: MemberThread, tag: int) -> None:
     thread.ask(lambda: thread.member.post(TABLE, 0, tag, "it", memoryview(b"")))
 
@@ -59,7 +64,9 @@ def test_who_waits_receives(threads: list[MemberThread]) -> None:
     receivers: list[threading.Thread] = []
     work = awaited(here, 0, lambda _: receivers.append(threading.current_thread()))
     # Only once this thread receives: before, the message would be the other one's.
-    sender = threading.Thread(target=lambda: wait_until(here._receiving.locked) and send(there, 0))
+    sender = threading.Thread(
+        target=lambda: wait_until(lambda: is_received(here)) and send(there, 0)
+    )
     sender.start()
     assert work.wait()
     sender.join()
@@ -107,7 +114,7 @@ def test_ctrl_c_ends_a_wait_and_the_next_one_receives(threads: list[MemberThread
     work = awaited(here, 0)
 
     def interrupt() -> None:
-        wait_until(here._receiving.locked)
+        wait_until(lambda: is_received(here))
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -115,8 +122,8 @@ def test_ctrl_c_ends_a_wait_and_the_next_one_receives(threads: list[MemberThread
     with pytest.raises(KeyboardInterrupt):
         work.wait()
     thread.join()
-    assert not here._receiving.locked()
     assert here._awaited == []
+    assert not is_received(here)
     send(there, 0)
     assert work.wait()
 
@@ -126,7 +133,7 @@ def test_what_is_not_to_be_interrupted_is_not_so_by_a_wait(threads: list[MemberT
     work, came = awaited(here, 0), []
 
     def interrupt() -> None:
-        wait_until(here._receiving.locked)
+        wait_until(lambda: is_received(here))
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         send(there, 0)
 
@@ -136,6 +143,53 @@ def test_what_is_not_to_be_interrupted_is_not_so_by_a_wait(threads: list[MemberT
         came.append(work.wait())
     thread.join()
     assert came == [True]
+
+
+@pytest.fixture
+def strike() -> Iterator[Callable[[Callable[[], Any], Callable[[], None]], threading.Thread]]:
+    """Has the second function called by a handler of a signal, once the first says that it may."""
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def strike(may_strike: Callable[[], Any], do: Callable[[], None]) -> threading.Thread:
+        signal.signal(signal.SIGUSR1, lambda *_: do())
+
+        def send_signal() -> None:
+            wait_until(may_strike)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+        thread = threading.Thread(target=send_signal)
+        thread.start()
+        return thread
+
+    yield strike
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_of_a_signal_waits_for_another_message(
+    threads: list[MemberThread], strike: Any
+) -> None:
+    here, there = threads
+    first, second = awaited(here, 0), awaited(here, 1)
+    came = []
+
+    def handle() -> None:
+        send(there, 1)
+        came.append(second.wait())
+        send(there, 0)
+
+    thread = strike(lambda: is_received(here), handle)
+    assert first.wait()
+    thread.join()
+    assert came == [True]
+
+
+def test_a_handler_of_a_signal_leaves(threads: list[MemberThread], strike: Any) -> None:
+    here, _ = threads
+    work = awaited(here, 0)
+    thread = strike(lambda: is_received(here), here.leave)
+    with pytest.raises(MpgradError, match="this rank leaves the group"):
+        work.wait()
+    thread.join()
 
 
 def test_who_leaves_ends_the_waits_of_other_threads(threads: list[MemberThread]) -> None:
@@ -155,7 +209,7 @@ def test_a_rank_that_is_lost_ends_the_wait(port: int) -> None:  # noqa: F811
         here = MemberThread(0, meetings[0])
         with ThreadPoolExecutor(1) as pool:
             wait = pool.submit(awaited(here, 0).wait)
-            assert wait_until(here._receiving.locked)
+            assert wait_until(lambda: is_received(here))
             meetings[1].carrier.close(0)
             with pytest.raises(HostLost):
                 wait.result(LONG_S)

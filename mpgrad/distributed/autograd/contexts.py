@@ -33,7 +33,7 @@ class DistAutogradContext:
         self.state = ContextState(rank)
         #: Held by a thread that runs a backward: one at a time, as they begin.
         self.one_at_a_time = threading.RLock()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._sends: dict[int, SendRpcBackward] = {}
         self._recvs: dict[int, RecvRpcBackward] = {}
         self._gradients: dict[Tensor, Tensor] = {}
@@ -141,7 +141,7 @@ class Contexts:
 
     def __init__(self, rank: int, first: int = 0) -> None:
         self.rank = rank
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._contexts: dict[int, DistAutogradContext] = {}
         #: Whether another process had this rank before.
         self.is_successor = first > 0
