@@ -84,8 +84,8 @@ def _load(target: str, first: str | None) -> Any:
 def _guarded(public: frozenset[str]) -> type[types.ModuleType]:
     """A module type in which a submodule does not hide the public name that it shares.
 
-    ``mpgrad.tensor`` is a file and a function, like ``torch.autograd.backward``: the import system
-    binds a loaded submodule to its package, and would replace the function by the file.
+    ``mpgrad.autograd.backward`` is a file and a function, as in PyTorch: the import system binds a
+    loaded submodule to its package, and would replace the function by the file.
     """
 
     class LazyPackage(types.ModuleType):

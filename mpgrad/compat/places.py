@@ -74,7 +74,7 @@ def modules(path: str) -> tuple[ModuleType, ...]:
     """The modules with the names of ``torch.<path>``; none if mpgrad has no such module.
 
     Args:
-        path: below ``torch``: ``nn.modules.linear``; empty for ``torch`` itself.
+        path: below ``torch``: "nn.modules.linear"; empty for ``torch`` itself.
     """
     if not path:
         return (importlib.import_module("mpgrad.compat.top"), importlib.import_module("mpgrad"))

@@ -1,1 +1,1 @@
-"""The coordinator process: the shell around ``scheduler.CoordinatorState``, and the supervisor."""
+"""The coordinator process: the shell around ``scheduler.coordinator_state``, and the supervisor."""

@@ -182,12 +182,12 @@ class Engine:
     # ------------------------------------------------------------------ one backward
 
     def expect(self) -> None:
-        """A graph is about to be frozen; see ``autograd.engine_slot``."""
+        """A graph is about to be frozen; see ``autograd.running.engine_slot``."""
         if self._made is not None and self._pid == os.getpid():
             self._made.sessions.return_blocks()
 
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
-        """Run a frozen graph; see ``autograd.engine_slot``."""
+        """Run a frozen graph; see ``autograd.running.engine_slot``."""
         self._check_open()
         if self._made is None and self._needs_processes():
             self._start()
@@ -196,7 +196,7 @@ class Engine:
     def execute_recorded(
         self, frozen: FrozenGraph, seeds: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """Run a frozen graph under ``create_graph``; see ``higher_order.recording``."""
+        """Run a frozen graph under ``create_graph``; see ``autograd.higher_order.recording``."""
         self._check_open()
         return self._execution.execute_recorded(frozen, seeds)
 
@@ -314,7 +314,7 @@ def set_engine(engine: Engine | None) -> None:
     """Let ``engine`` serve every backward outside of a ``with`` block, on all threads.
 
     Its processes start with the first backward that needs them and end with the program, or with
-    ``engine.close()``; the default engine takes its place then.
+    its ``close()``; the default engine takes its place then.
 
     Args:
         engine: None: the default engine again.

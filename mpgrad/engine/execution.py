@@ -73,7 +73,7 @@ class Execution:
     # ------------------------------------------------------------------ one backward
 
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
-        """Prepare a frozen graph and run it; see ``autograd.engine_slot``."""
+        """Prepare a frozen graph and run it; see ``autograd.running.engine_slot``."""
         recording = RUNNING.recording
         if recording is None or engine_slot.is_inside_rule():
             return self._execute(frozen, None)
@@ -163,7 +163,7 @@ class Execution:
     def execute_recorded(
         self, frozen: FrozenGraph, seeds: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """Run a frozen graph under ``create_graph``; see ``higher_order.recording``.
+        """Run a frozen graph under ``create_graph``; see ``autograd.higher_order.recording``.
 
         Operators run wherever the engine chooses. A graph with hooks or custom Functions runs in
         this process, because they get recorded tensors.

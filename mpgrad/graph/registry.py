@@ -139,7 +139,7 @@ class Operator:
     caller_of: Callable[[Operator], Callable[..., Any]]
 
     def run(self, *inputs: Any, **attributes: Any) -> Any:
-        """Call it: run forward, and record the call (``dispatch.call``).
+        """Call it: run forward, and record the call (``dispatch.operator_call``).
 
         From the first call on, the operator has a function of its own in place of this method.
         """

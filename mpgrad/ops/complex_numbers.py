@@ -1,7 +1,7 @@
 """Complex numbers: their parts, conjugates, angles, and making them from real ones.
 
 None of these is holomorphic, so the formulas hold for complex numbers as they stand
-(``wirtinger=True``; see ``ops.registry``).
+(``wirtinger=True``; see ``graph.registry``).
 """
 
 from __future__ import annotations

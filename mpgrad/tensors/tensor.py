@@ -438,7 +438,7 @@ def _new_accumulator(leaf: Tensor) -> Edge:
 def accumulator_of(leaf: Tensor) -> AccumulateGrad | None:
     """The AccumulateGrad that it has now."""
     known = leaf._accumulator
-    return known[0] if isinstance(known, tuple) else known and known()  # type: ignore[no-any-return]
+    return known[0] if isinstance(known, tuple) else known and known()
 
 
 def _forget_lock_in_child() -> None:

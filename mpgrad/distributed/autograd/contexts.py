@@ -38,7 +38,7 @@ class DistAutogradContext:
         self._recvs: dict[int, RecvRpcBackward] = {}
         self._gradients: dict[Tensor, Tensor] = {}
         self._walk, self._upstream = UpstreamWalk(context_id), KnownUpstream()
-        #: The backwards that run here, by their ids (``dist_engine.Part``).
+        #: The backwards that run here, by their ids (``local_part.LocalPart``).
         self.parts: dict[tuple[int, int], Any] = {}
         #: By number, the calls of this process that can be made again if their callees die, and
         #: those that are (``OwnCalls``).
