@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX
-from mpgrad.scheduler.plan_tables import CAPTURE, NOBODY, Member, Plan
+from mpgrad.scheduler.plan_tables import BEHIND_ALL, CAPTURE, Member, Plan
 from simulation.path_counts import TracedGraph
 
 #: The error of a client task whose inputs were lost with their GPU worker.
@@ -188,7 +188,7 @@ def _positions(graph: TracedGraph, plan: Plan, last: int, own: int) -> list[int]
 
 
 def _errors(
-    graph: TracedGraph, plan: Plan, last: int = NOBODY, own: int = -1
+    graph: TracedGraph, plan: Plan, last: int = BEHIND_ALL, own: int = -1
 ) -> Iterator[tuple[int, int, int, int]]:
     """The rules that raise if every task runs that can: serial position, Node, task, step.
 

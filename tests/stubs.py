@@ -70,7 +70,8 @@ def of_package(package: ModuleType) -> str:
     """The stub of a package that loads its names on first use."""
     name = package.__name__
     lines = [f'"""The public names of {name}, which ``__init__.py`` loads on first use."""', ""]
-    lines += [f"from {name} import {module} as {module}" for module in package._SUBMODULES]
+    modules = getattr(package, "_SUBMODULES", ())
+    lines += [f"from {name} import {module} as {module}" for module in modules]
     for public, home in getattr(package, "_HOME", {}).items():
         lines.append(f"from {home} import {public} as {public}")
     if hasattr(package, "__version__"):

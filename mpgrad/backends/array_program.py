@@ -12,7 +12,7 @@ import keyword
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, ParamSpec
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -86,10 +86,6 @@ class ArrayProgram:
         Raises:
             Unreadable: always; programs that go on without source say otherwise.
         """
-        raise Unreadable(what)
-
-    def refuse(self, what: str) -> NoReturn:
-        """As :meth:`read`, where nothing could go on."""
         raise Unreadable(what)
 
     # ------------------------------------------------------------------ names

@@ -175,7 +175,8 @@ class Places:
         elif isinstance(value, Optimizer):
             self._visit_optimizer(value, label, parent)
         elif isinstance(value, types.ModuleType):
-            self._visit_dict(vars(value), label, parent, by_name=True, library=_is_installed(value))
+            if not _is_installed(value):
+                self._visit_dict(vars(value), label, parent)
         elif isinstance(value, dict):
             self._note(f"the keys of {label}", value, list(value), parent, "keys")
             for key in value:
@@ -201,11 +202,11 @@ class Places:
         label, table = function.__name__, function.__globals__
         for part in ("__code__", "__defaults__", "__kwdefaults__"):
             self._note(label, function, getattr(function, part), parent, "is", f".{part}")
-        self._visit_dict(table, "", parent, by_name=True, names=names)
+        self._visit_dict(table, "", parent, names)
         absent = frozenset(names - table.keys())
         self._note(f"the globals of {label}", table, absent, parent, "absent")
-        self._visit_dict(vars(builtins), "", parent, by_name=True, names=set(absent))
-        self._visit_dict(sys.modules, "", parent, by_name=True, names=set(absent))
+        self._visit_dict(vars(builtins), "", parent, set(absent))
+        self._visit_dict(sys.modules, "", parent, set(absent))
         found = [table[name] for name in names & table.keys()]
         found += [sys.modules[name] for name in absent & sys.modules.keys()]
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -227,18 +228,12 @@ class Places:
         table: dict[str, Any],
         label: str,
         parent: int,
-        *,
-        by_name: bool,
         names: set[str] | None = None,
-        library: bool = False,
     ) -> None:
-        if library:
-            return
         dot = f"{label}." if label else ""
         for key in list(table) if names is None else sorted(names & table.keys()):
             if isinstance(key, str) and not (key.startswith("__") and names is None):
-                name = key if by_name else ""
-                self._add(f"{dot}{key}", f"[{key!r}]", table, table[key], name, parent)
+                self._add(f"{dot}{key}", f"[{key!r}]", table, table[key], key, parent)
 
     def _visit_library(self, module: types.ModuleType, names: set[str], parent: int) -> None:
         """The names of an installed module that the code uses: a test may have replaced them."""
@@ -283,7 +278,7 @@ class Places:
                     self._add(f"{label}.{key}", f"[{key!r}]", own, own[key], name, parent)
             return
         if isinstance(own, dict):
-            self._visit_dict(own, label, parent, by_name=True)
+            self._visit_dict(own, label, parent)
         for base in cls.__mro__:
             for slot in getattr(base, "__slots__", ()):
                 if hasattr(value, slot) and not slot.startswith("__"):

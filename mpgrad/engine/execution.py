@@ -53,7 +53,7 @@ class Execution:
     """
 
     def __init__(self, options: EngineOptions, spawn: Callable[[], CoordinatorProcess]) -> None:
-        self._options, self._spawn = options, spawn
+        self._options = options
         self.preparation = Preparation(options)
         self.sessions = SessionPool(spawn, self.preparation.expect_message_us)
         self._counters = Counters()
@@ -64,10 +64,10 @@ class Execution:
         self, options: EngineOptions, spawn: Callable[[], CoordinatorProcess]
     ) -> None:
         """After a fork: the processes belong to the parent, and so does its share of the cores."""
-        self._options, self._spawn = options, spawn
+        self._options = options
         self.sessions.abandon()
-        self.preparation = Preparation(self._options)
-        self.sessions = SessionPool(self._spawn, self.preparation.expect_message_us)
+        self.preparation = Preparation(options)
+        self.sessions = SessionPool(spawn, self.preparation.expect_message_us)
         self._counters = Counters()
 
     # ------------------------------------------------------------------ one backward

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from mpgrad.nn import functional as F
@@ -14,9 +13,8 @@ from mpgrad.ops.creation import empty, zeros
 from mpgrad.ops.indexing import chunk
 from mpgrad.tensors.tensor import Tensor
 
-#: A step takes what the input gives, what the hidden state gives, and the states; it returns the
-#: new states, first of all the output.
-CellFunction = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
+# A step takes what the input gives, what the hidden state gives, and the states; it returns the new
+# states, first of all the output.
 
 
 def tanh_step(x: Tensor, h: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

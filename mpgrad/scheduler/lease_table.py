@@ -53,9 +53,6 @@ class LeaseTable:
             raise InvariantViolated(f"a block is made a second time: {block}")
         self.holders[block] = 1
 
-    def is_live(self, block: Block) -> bool:
-        return block in self.holders
-
     def is_exclusive(self, ref: GradientRef) -> bool:
         """Whether ``ref`` is a counted block with a single holder."""
         return isinstance(ref, Block) and self.holders.get(ref) == 1

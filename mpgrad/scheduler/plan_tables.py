@@ -12,8 +12,8 @@ from mpgrad.scheduler.graph_spec import ON_CPU
 #: The target of a seed: task, slot, place.
 Seed: TypeAlias = tuple[int, int, int]
 
-#: The value of ``NodeTaskSpec.needed_from`` if no earlier task needs the task.
-NOBODY = 1 << 62
+#: A serial position behind all Nodes: ``NodeTaskSpec.needed_from`` of a task that no other needs.
+BEHIND_ALL = 1 << 62
 
 #: The value of ``OutputSpec.task`` for a result that goes to the caller.
 CAPTURE = -1
@@ -62,7 +62,7 @@ class NodeTaskSpec(NamedTuple):
     device: int = ON_CPU
     #: The smallest serial position among this task and the tasks that depend on it. After an
     #: error, a task with a smaller value than the error's position still has to run.
-    needed_from: int = NOBODY
+    needed_from: int = BEHIND_ALL
     #: The place of the task's program in the client's arena: offset and length in bytes.
     payload: tuple[int, int] = (0, 0)
     #: The program itself if it is short; else it is empty.

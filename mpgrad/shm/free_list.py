@@ -137,10 +137,6 @@ class FreeList:
             raise InvariantViolated(f"{self._name}: no live block at offset {offset}")
         return size
 
-    def is_live(self, offset: int) -> bool:
-        """Whether a live block's payload starts at ``offset``."""
-        return offset in self._live
-
     def take_idle(self, idle_limit: int) -> list[tuple[int, int]]:
         """Choose idle blocks to be emptied until at most ``idle_limit`` idle bytes hold pages.
 

@@ -198,4 +198,4 @@ def test_only_a_sudden_change_is_a_surprise() -> None:
     assert [known.is_surprised_by(took) for took in (far / 100, far / 100)] == [True, False]
     known.spec = known.spec._replace()  # its tables are renewed
     assert [known.is_surprised_by(took) for took in (far, far)] == [True, False]
-    assert known.is_young
+    assert known.uses == 0

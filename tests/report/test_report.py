@@ -81,14 +81,6 @@ def test_work_chain_and_bounds_come_from_what_was_measured() -> None:
     assert (one.speed_up, one.bound) == (1.0, 1.25)
 
 
-def test_a_critical_path_of_tasks_waits_from_end_to_end() -> None:
-    recording = recorded(DIAMOND, [(0, 0, 1, 2), (1, 0, 2, 6), (2, 1, 2, 4), (3, 0, 6, 9)])
-    (run,) = recording.backwards
-    assert run.plan is not None
-    chain = [run.plan.task_of[at] for at in (0, 1, 3)]
-    assert [task.task for task in run.critical_path()] == list(dict.fromkeys(chain))
-
-
 def test_idle_times_have_causes_and_add_up() -> None:
     # From 4 to 5 task d is ready and nobody has begun it; from 2 to 4 one worker has nothing.
     recording = recorded(DIAMOND, [(0, 0, 1, 2), (1, 0, 2, 4), (2, 1, 2, 3), (3, 0, 5, 9)])

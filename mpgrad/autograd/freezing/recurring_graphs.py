@@ -163,11 +163,6 @@ class Remembered:
         leaves: list[Any] = [nodes[at] for at in known.leaves]
         return not [1 for node in leaves if node.leaf()._post_accumulate_hooks]
 
-    @property
-    def is_young(self) -> bool:
-        """Whether its costs are still being learned."""
-        return self.uses <= tuning.SAMPLES
-
     def note(self, took_us: float) -> None:
         """Record the time of the ``local`` engine."""
         self._note(self._usual_here, took_us)
@@ -194,7 +189,7 @@ class Remembered:
     def looks_up_costs(self) -> bool:
         """Count a use; whether costs should be looked up again this time."""
         self.uses += 1
-        return self.is_young or self.uses % tuning.SAMPLES == 0
+        return self.learns()
 
 
 class Memory:

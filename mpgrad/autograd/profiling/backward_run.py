@@ -112,28 +112,6 @@ class BackwardRun:
             found.append((when, total))
         return found
 
-    def critical_path(self) -> list[TaskRun]:
-        """The chain of tasks, each waiting for the one before it, that took longest to run."""
-        if self.plan is None or not self.tasks:
-            return []
-        runs = {run.task: run for run in self.tasks}
-        longest: dict[int, tuple[float, int | None]] = {}
-        for task in sorted(runs, key=lambda task: runs[task].ended):
-            took, _ = longest.setdefault(task, (0.0, None))
-            took += runs[task].ended - runs[task].started
-            longest[task] = (took, longest[task][1])
-            for successor in _successors(self.plan, task):
-                # One that ended first had what it needed before this one's end.
-                is_behind = successor in runs and runs[successor].ended > runs[task].ended
-                if is_behind and took > longest.get(successor, (-1.0, None))[0]:
-                    longest[successor] = (took, task)
-        path: list[TaskRun] = []
-        last: int | None = max(longest, key=lambda task: longest[task][0])
-        while last is not None:
-            path.append(runs[last])
-            last = longest[last][1]
-        return path[::-1]
-
 
 def _successors(plan: Plan, task: int) -> Sequence[int]:
     """The tasks that wait for ``task``, each once."""

@@ -13,9 +13,6 @@ _NAMES_OF = {
 }
 _HOME = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
-#: Public names that are modules.
-_SUBMODULES = ()
-
 __all__ = [name for name in _HOME if not name.startswith("_")]
 
 __getattr__, __dir__ = _attach(__name__, _HOME, first="mpgrad.tensor_methods")

@@ -6,9 +6,6 @@ from mpgrad.base.lazy import attach as _attach
 
 _HOME = {"DistributedOptimizer": "mpgrad.distributed.optim.distributed_optimizer"}
 
-#: Public names that are modules.
-_SUBMODULES = ()
-
 __all__ = [*_HOME]
 
 __getattr__, __dir__ = _attach(__name__, _HOME, first="mpgrad.tensor_methods")
