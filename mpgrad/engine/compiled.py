@@ -16,10 +16,10 @@ import weakref
 from collections import deque
 from typing import Any, Protocol
 
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, expected_of
 from mpgrad.autograd.running.validate_outputs import add_notes
 from mpgrad.base.generated_code import compiled, forget
-from mpgrad.engine.graph_source import GraphSource, expected_of
+from mpgrad.engine.graph_source import GraphSource
 from mpgrad.engine.node_rules import FormRules
 
 #: Nodes of a graph that is compiled at most: source takes memory and time for each of them.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpgrad.autograd.freezing.client_nodes import run_user_code
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, expected_of
 from mpgrad.autograd.running.validate_outputs import described, require_number, validate_output
 from mpgrad.backends.blockwise import WHOLE_BYTES
 from mpgrad.backends.column_parts import count_parts
@@ -417,11 +417,3 @@ def are_plain_formulas(
         return count_parts(meta.shape, first.shape[-1]) == 1
     asked = {name for nr in computed for name in operator.asked_by(nr)}
     return not asked & {"grads", "needs", "results", "last_result"}
-
-
-def expected_of(frozen: FrozenGraph, at: int) -> list[InputMetadata | None]:
-    """What the consumer of each output of a Node expects."""
-    return [
-        None if edge is None else frozen.nodes[edge[0]].input_metadata[edge[1]]
-        for edge in frozen.spec.nodes[at].edges
-    ]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd.freezing.client_nodes import HooksBefore, rule_of
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, Rest, rest_of
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, Rest, expected_of, rest_of
 from mpgrad.autograd.freezing.recurring_graphs import Remembered
 from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.profiling.ranges import RUNNING, current_run
@@ -36,7 +36,7 @@ from mpgrad.engine.learning import durations_us, teach
 from mpgrad.engine.rule_loop import RuleLoop
 from mpgrad.graph.anomaly import explain_failure, refuse_nan
 from mpgrad.graph.anomaly import mode as anomaly
-from mpgrad.graph.node import InputMetadata, Node
+from mpgrad.graph.node import Node
 from mpgrad.tensors.storage import is_exclusive
 
 #: The number of uses of a graph's tables after which it is compiled: source for a graph that comes
@@ -205,12 +205,12 @@ def _run_node(
         found = [
             None if grad is None else validate_output(name, number, grad, expected, xp)
             for number, (grad, expected) in enumerate(
-                zip(outputs, _outputs(frozen, at), strict=True)
+                zip(outputs, expected_of(frozen, at), strict=True)
             )
             if expected is not None
         ]
     except Exception as error:
-        add_notes(error, name, node.input_metadata, _outputs(frozen, at), node.takes_undefined)
+        add_notes(error, name, node.input_metadata, expected_of(frozen, at), node.takes_undefined)
         if is_watched:
             explain_failure(node)
         raise
@@ -297,19 +297,11 @@ def _call_rule_on_device(
         return _call_rule(node, grads, needs, xp)
 
 
-def _outputs(frozen: FrozenGraph, at: int) -> list[InputMetadata | None]:
-    """The metadata that the consumer of each output of a Node expects."""
-    return [
-        None if edge is None else frozen.nodes[edge[0]].input_metadata[edge[1]]
-        for edge in frozen.spec.nodes[at].edges
-    ]
-
-
 def _refuse_nan(frozen: FrozenGraph, at: int, outputs: Sequence[Any]) -> None:
     """A hook may return NaN before a Node runs; the Node must not return it itself."""
     node = frozen.nodes[at]
     if anomaly.checks_nan and not isinstance(node, HooksBefore):
-        name, expected = node.label, _outputs(frozen, at)
+        name, expected = node.label, expected_of(frozen, at)
         validated = [
             None if meta is None or grad is None else validate_output(name, number, grad, meta, cpu)
             for number, (meta, grad) in enumerate(zip(expected, outputs, strict=True))

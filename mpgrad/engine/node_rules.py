@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, expected_of
 from mpgrad.base.generated_code import compiled, forget
 from mpgrad.dispatch.operator_node import OperatorNode
-from mpgrad.engine.graph_source import GraphSource, SharedRule, expected_of
+from mpgrad.engine.graph_source import GraphSource, SharedRule
 from mpgrad.graph.node import InputMetadata
 from mpgrad.graph.registry import OPERATORS
 from mpgrad.scheduler.graph_spec import NodeSpec

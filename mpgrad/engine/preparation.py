@@ -8,7 +8,7 @@ from collections import Counter
 from functools import partial
 from typing import NamedTuple
 
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, expected_of
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.backends.column_parts import shape_of
@@ -356,13 +356,10 @@ def wiring_of(frozen: FrozenGraph, member: Member) -> Wiring:
 
 
 def _outputs(frozen: FrozenGraph, member: Member) -> tuple[InputMetadata | None, ...]:
-    """The metadata that the consumer of each output expects, None if its gradient is unused."""
-    spec = frozen.spec.nodes[member.node]
-    outputs = [
-        None if target is None else frozen.nodes[target[0]].input_metadata[target[1]]
-        for target in spec.edges
-    ]
+    """What the consumers of its outputs expect; of a Node that was cut, the shape of its parts."""
+    outputs = expected_of(frozen, member.node)
     if member.parts is not None and outputs[0] is not None:
-        shape = shape_of(outputs[0].shape, member.parts, len(spec.part_nbytes))
+        count = len(frozen.spec.nodes[member.node].part_nbytes)
+        shape = shape_of(outputs[0].shape, member.parts, count)
         outputs[0] = outputs[0]._replace(shape=shape)
     return tuple(outputs)

@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, expected_of
 from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.running.validate_outputs import add_notes
-from mpgrad.engine.graph_source import SharedRule, expected_of
+from mpgrad.engine.graph_source import SharedRule
 from mpgrad.engine.node_rules import FormRules
 from mpgrad.graph.node import InputMetadata
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from mpgrad.autograd.freezing.recurring_graphs import Remembered
-from mpgrad.graph.node import Node
+from mpgrad.graph.node import InputMetadata, Node
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
 from mpgrad.tensors.accumulate_grad import AccumulateGrad
 from mpgrad.tensors.tensor import Tensor
@@ -74,6 +74,15 @@ class FrozenGraph(NamedTuple):
             isinstance(sink, ResultSink) and self.nodes[target[0]] is node
             for target, sink in zip(self.spec.captures, self.sinks, strict=True)
         )
+
+
+def expected_of(frozen: FrozenGraph, at: int) -> list[InputMetadata | None]:
+    """The metadata that the consumer of each output of a Node expects; None where there is none."""
+    nodes = frozen.nodes
+    return [
+        None if edge is None else nodes[edge[0]].input_metadata[edge[1]]
+        for edge in frozen.spec.nodes[at].edges
+    ]
 
 
 class Rest(NamedTuple):

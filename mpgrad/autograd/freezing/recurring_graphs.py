@@ -32,7 +32,8 @@ ENGINES_MAX = 4
 #: In ``Walk.edges``: no edge; and the entry of Node i is (NODE - i).
 NO_EDGE, NODE = -1, -2
 
-#: The attributes that decide the rule, name and place of a Node; other Nodes are not recognised.
+#: Of such Nodes the class and the metadata decide rule, name and place; graphs with other Nodes are
+#: not recognised.
 _KINDS = (OperatorNode, FunctionNode, AccumulateGrad)
 
 _less = operator.lt
@@ -363,7 +364,7 @@ def _finding(walked: Walk) -> tuple[list[str], list[str], list[int], list[str]]:
     and which names must stand for the same."""
     lines, names, inputs, same = list[str](), list[str](), list[int](), list[str]()
     seen = {0}
-    for at, targets in _by_node(walked.edges):
+    for at, targets in enumerate(walked.targets()):
         if not targets and isinstance(walked.nodes[at], AccumulateGrad):
             continue
         found = []
@@ -384,15 +385,3 @@ def _finding(walked: Walk) -> tuple[list[str], list[str], list[int], list[str]]:
             found.append(f"({name}, i{this})")
         lines.append(f"        [{', '.join(found)}] = n{at}.next_edges")
     return lines, names, inputs, same
-
-
-def _by_node(edges: Sequence[int]) -> list[tuple[int, list[tuple[int, int] | None]]]:
-    """The Nodes in the order of the walk, and their edges."""
-    found: list[tuple[int, list[tuple[int, int] | None]]] = []
-    numbers = iter(edges)
-    for number in numbers:
-        if number <= NODE:
-            found.append((NODE - number, []))
-        else:
-            found[-1][1].append(None if number == NO_EDGE else (number, next(numbers)))
-    return found
