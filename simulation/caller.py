@@ -339,12 +339,13 @@ class Caller:
         assert self._session is not None
         world = self._world
         world.note(self.peer, "run", dispatch)
-        position = self._plans[dispatch.name].tasks[dispatch.task].position
+        graph = dispatch.owner_number
+        position = self._plans[graph].tasks[dispatch.task].position
         require(
-            self._last_position.get(dispatch.name, -1) < position,
-            f"{self.peer} runs task {dispatch.task} of its graph {dispatch.name} out of order",
+            self._last_position.get(graph, -1) < position,
+            f"{self.peer} runs task {dispatch.task} of its graph {graph} out of order",
         )
-        self._last_position[dispatch.name] = position
+        self._last_position[graph] = position
         key = (dispatch.graph, dispatch.task, dispatch.attempt)
         try:
             with self._session.interrupts.user_code():
@@ -387,7 +388,7 @@ class Caller:
             ):
                 refs.append(value.source)
             else:
-                refs.append(self._own_ref(dispatch.name, value, output.nbytes, on_device))
+                refs.append(self._own_ref(dispatch.owner_number, value, output.nbytes, on_device))
         return tuple(refs)
 
     def _keep(self, dispatch: do.DispatchNodeTask) -> tuple[Block, ...]:

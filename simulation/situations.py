@@ -163,7 +163,7 @@ class Situations:
     def _check_nothing_to_wait_for(self, instructions: Sequence[Any]) -> None:
         """Lack of memory may fail a graph only if no task in flight could release some."""
         failed = {
-            (graph.owner, graph.name)
+            (graph.owner, graph.owner_number)
             for graph in self._core.graphs.values()
             if graph.failure is not None and graph.failure[0] == "memory"
         }

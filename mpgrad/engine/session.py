@@ -227,7 +227,7 @@ class Session:
         for instruction in self._handle(message):
             if isinstance(instruction, do.ExecuteNodeTask):
                 dispatch = instruction.dispatch
-                reply = self._run_task[dispatch.name](dispatch)
+                reply = self._run_task[dispatch.owner_number](dispatch)
                 if os.getpid() != self._pid:
                     raise MpgradError(_FORKED.format(child=os.getpid(), parent=self._pid))
                 replies += self._handle(ev.NodeTaskFinished(reply))

@@ -28,7 +28,7 @@ class ClientState:
     def handle_event(self, event: Any) -> list[Any]:
         """Handle a request of the caller, a message of the coordinator, or the end of a task.
 
-        A submission needs only the graph's name here: the shell sends the tables. The end of a
+        A submission needs only the graph's number here: the shell sends the tables. The end of a
         cancelled graph is reported, too.
 
         Raises:
@@ -43,9 +43,9 @@ class ClientState:
             self._cancelled.add(event.graph)
             return [event]
         if isinstance(event, do.DispatchNodeTask):
-            if event.name not in self.running:
-                raise ProtocolError(f"a task of graph {event.name}, which is not running")
-            if event.name in self._cancelled:
+            if event.owner_number not in self.running:
+                raise ProtocolError(f"a task of graph {event.owner_number}, which is not running")
+            if event.owner_number in self._cancelled:
                 return [ev.NodeTaskDropped(self.peer, event.graph, event.task, event.attempt)]
             self._executing.append((event.graph, event.task, event.attempt))
             return [do.ExecuteNodeTask(event)]

@@ -176,4 +176,6 @@ class CoordinatorState:
     def _on_output_emitted(self, event: ev.OutputEmitted) -> None:
         graph = self.graphs.get(event.graph)
         if graph is not None and self.membership.get(graph.owner) is not None:
-            self._out.append(do.ForwardOutput(graph.owner, graph.name, event.kind, event.data))
+            self._out.append(
+                do.ForwardOutput(graph.owner, graph.owner_number, event.kind, event.data)
+            )

@@ -37,20 +37,22 @@ class CoordinatorTables:
     #: The instructions since the last event, in order; empty between two events.
     out: list[Any] = field(default_factory=list)
 
-    def add_graph(self, owner: str, name: int, depth: int, captures: int) -> GraphTask:
+    def add_graph(self, owner: str, owner_number: int, depth: int, captures: int) -> GraphTask:
         """Add a new graph under a number that no other graph has had."""
         number = self.next_number
         self.next_number += 1
-        graph = self.graphs[number] = GraphTask(number, owner, name, depth, [None] * captures)
-        self.numbers[owner, name] = number
+        graph = self.graphs[number] = GraphTask(
+            number, owner, owner_number, depth, [None] * captures
+        )
+        self.numbers[owner, owner_number] = number
         return graph
 
-    def graph_of(self, owner: str, name: int) -> GraphTask | None:
-        """The graph with the session's number ``name``, unless it has ended."""
-        number = self.numbers.get((owner, name))
+    def graph_of(self, owner: str, owner_number: int) -> GraphTask | None:
+        """The graph with that number in the session ``owner``, unless it has ended."""
+        number = self.numbers.get((owner, owner_number))
         return None if number is None else self.graphs[number]
 
     def forget(self, graph: GraphTask) -> None:
         """Remove a graph that has ended."""
         del self.graphs[graph.number]
-        del self.numbers[graph.owner, graph.name]
+        del self.numbers[graph.owner, graph.owner_number]

@@ -61,7 +61,7 @@ class GraphEndings:
             self._leases.release(ref)
         self._tables.forget(graph)
         if graph.failure is not None and self._membership.get(graph.owner) is not None:
-            self._out.append(do.FailGraph(graph.owner, graph.name, *graph.failure))
+            self._out.append(do.FailGraph(graph.owner, graph.owner_number, *graph.failure))
 
     def complete_if_done(self, graph: GraphTask) -> None:
         """running -> completed; the session now holds the captured blocks."""
@@ -75,7 +75,7 @@ class GraphEndings:
         self._out.append(
             do.CompleteGraph(
                 graph.owner,
-                graph.name,
+                graph.owner_number,
                 tuple(graph.captures),
                 tuple([self._leases.is_exclusive(ref) for ref in graph.captures]),
                 tuple(graph.ran),

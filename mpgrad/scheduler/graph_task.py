@@ -107,7 +107,7 @@ class GraphTask:
     number: int
     #: The session that submitted it, and the session's number of it.
     owner: str
-    name: int
+    owner_number: int
     #: Reentrant depth: 0 for a backward that was not started by another backward.
     depth: int
     #: The results, None until captured (or for an undefined gradient).
@@ -149,7 +149,9 @@ class GraphTask:
     def extend(self, tasks: tuple[NodeTaskSpec, ...], is_whole: bool, done: int = 0) -> list[int]:
         """Add tables, the first ``done`` of them of tasks that are done; return the ready tasks."""
         if not 0 <= done <= len(tasks):
-            raise ProtocolError(f"{done} of {len(tasks)} tasks of graph {self.name} are done")
+            raise ProtocolError(
+                f"{done} of {len(tasks)} tasks of graph {self.owner_number} are done"
+            )
         first = len(self.specs)
         self.specs.extend(tasks)
         for spec in tasks[done:]:
@@ -203,7 +205,7 @@ class GraphTask:
     def _comes_early(self, task: int, slot: int, place: int, ref: GradientRef) -> bool:
         """Keep an arrival for later: its task's tables have not come yet. It makes none ready."""
         if self.is_whole:
-            raise ProtocolError(f"graph {self.name} has no task {task}")
+            raise ProtocolError(f"graph {self.owner_number} has no task {task}")
         self.early.append((task, slot, place, ref))
         return False
 

@@ -25,7 +25,7 @@ class DispatchNodeTask(NamedTuple):
     task: int
     attempt: int
     #: The number of the graph in the session that submitted it.
-    name: int
+    owner_number: int
     depth: int
     payload: tuple[int, int]
     inputs: tuple[tuple[GradientRef, ...], ...]

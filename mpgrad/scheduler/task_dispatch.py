@@ -90,7 +90,7 @@ class Dispatcher:
             do.DispatchNodeTask(
                 member.peer,
                 *key,
-                graph.name,
+                graph.owner_number,
                 graph.depth,
                 spec.payload,
                 inputs,

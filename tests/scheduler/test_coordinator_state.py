@@ -205,7 +205,7 @@ def test_urgent_tasks_go_first(core: Core) -> None:
             for instruction in core.done(busy.pop(0), b"")
             if isinstance(instruction, do.DispatchNodeTask)
         )
-        order.append(busy[-1].name if busy else None)
+        order.append(busy[-1].owner_number if busy else None)
     assert order[:3] == [4, 3, 2]  # the deepest, then by the length of the path
 
 
@@ -300,7 +300,7 @@ def test_a_graph_without_memory_fails_and_the_next_one_runs() -> None:
     failed, dispatched = core.handle_event(ev.WorkerJoined(WORKER))
     assert (failed.graph, failed.kind, failed.task) == (0, "memory", 0)
     assert failed.error == b"8192 0 4096"
-    assert dispatched.name == 1
+    assert dispatched.owner_number == 1
 
 
 # ----------------------------------------------------------------------- deaths

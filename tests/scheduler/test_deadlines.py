@@ -35,7 +35,7 @@ def test_whoever_runs_on_is_killed_and_replaced(core: Core) -> None:
     assert core.lost(WORKER, running, killed=True) == [CANCELLED, do.StartWorker(0)]
     assert core.arena.used_bytes == 0
     [again] = core.handle_event(ev.WorkerJoined("w0.2"))
-    assert again.name == 1
+    assert again.owner_number == 1
 
 
 def test_whoever_has_nothing_of_it_is_left_alone(core: Core) -> None:
@@ -89,7 +89,7 @@ def test_another_graphs_task_is_run_again_and_not_to_blame(core: Core) -> None:
     assert core.handle_event(ev.DeadlinePassed(number)) == [do.FenceWorker(WORKER)]
     assert core.lost(WORKER, running, killed=True) == [CANCELLED, do.StartWorker(0)]
     [again] = core.handle_event(ev.WorkerJoined("w0.2"))
-    assert (again.name, again.attempt) == (1, 2)
+    assert (again.owner_number, again.attempt) == (1, 2)
     (graph,) = core.graphs.values()
     assert (graph.deaths, graph.kills) == ({}, {})
 

@@ -31,7 +31,7 @@ def test_it_is_killed_once_and_gets_nothing_more(core: Core) -> None:
     assert core.handle_event(hung(first)) == []
     assert core.submit(task(to(CAPTURE)), name=1) == []
     again = core.handle_event(ev.WorkerJoined("w1.1"))
-    assert {(dispatch.peer, dispatch.name) for dispatch in again} == {("w1.1", 1)}
+    assert {(dispatch.peer, dispatch.owner_number) for dispatch in again} == {("w1.1", 1)}
 
 
 def test_a_late_reply_counts_and_nobody_is_blamed(core: Core) -> None:

@@ -109,7 +109,7 @@ TO_CLIENT = {
         "CompleteGraph message._replace(captures=(message.captures[0]._replace(generation=99),))",
         "generation"),
     "too few bytes": ("CompleteGraph message._replace(captures=(b'123',))", "3 bytes"),
-    "a task of another graph": ("DispatchNodeTask message._replace(name=99)", "graph 99"),
+    "a task of another graph": ("DispatchNodeTask message._replace(owner_number=99)", "graph 99"),
 }  # fmt: skip
 
 
