@@ -27,7 +27,7 @@ from mpgrad.devices.device_roster import ExporterLost
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.wire.programs import InlineArray, PackedArray
 from mpgrad.wire.setup import WorkerSetup
-from mpgrad.workers.task import Publication
+from mpgrad.workers.task import Publication, Report
 from mpgrad.workers.worker_memory import WorkerMemory
 
 #: The exit status of a worker with a broken CUDA context, in which every later call would fail.
@@ -117,8 +117,10 @@ class CudaWorkerMemory(WorkerMemory):
 class CudaPublication(Publication):
     """Gradients on the GPU leave unchanged; the others leave as from a CPU worker."""
 
-    def __init__(self, memory: CudaWorkerMemory, dispatch: DispatchNodeTask) -> None:
-        super().__init__(memory, dispatch)
+    def __init__(
+        self, memory: CudaWorkerMemory, dispatch: DispatchNodeTask, report: Report
+    ) -> None:
+        super().__init__(memory, dispatch, report)
         self._device = memory
         memory.begin()
 

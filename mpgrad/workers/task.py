@@ -31,6 +31,8 @@ from mpgrad.workers.worker_memory import WorkerMemory
 Array: TypeAlias = np.ndarray[Any, Any]
 #: The input of each slot of a task: (step, input number).
 Slots: TypeAlias = tuple[tuple[int, int], ...]
+#: Sends the progress of a running task.
+Report: TypeAlias = Callable[[NodeTaskProgress | OutputEmitted], None]
 
 CACHE_LINE_BYTES = 64
 
@@ -44,16 +46,11 @@ class TaskRunner:
         report: sends the progress of a running task.
     """
 
-    def __init__(
-        self,
-        memory: WorkerMemory,
-        where: str,
-        report: Callable[[NodeTaskProgress | OutputEmitted], None],
-    ) -> None:
+    def __init__(self, memory: WorkerMemory, where: str, report: Report) -> None:
         self._memory, self._report = memory, report
         self._rules = Rules(memory, self._tell)
         #: Makes the Publication of a task.
-        self.publication: Callable[[WorkerMemory, DispatchNodeTask], Publication] = Publication
+        self.publication: Callable[..., Publication] = Publication
         self._where = where
         #: The last surroundings of user code.
         self._surroundings = b""
@@ -94,8 +91,7 @@ class TaskRunner:
                 for step in steps:
                     step.blamed = step.wiring.name
             self._times = [] if program.is_timed else None
-            publication = self.publication(self._memory, dispatch)
-            publication.report = self._report
+            publication = self.publication(self._memory, dispatch, self._report)
             publication.note_captures(steps, program.slots)
             if program.surroundings and program.surroundings != self._surroundings:
                 take_over_surroundings(program.surroundings)
@@ -187,13 +183,15 @@ class Publication(Placement):
 
     While an operator's rule runs, ``empty`` gives its large results memory in those blocks, so that
     publishing copies nothing. Other results are copied once.
+
+    Args:
+        memory: the arenas.
+        dispatch: the task.
+        report: sends its progress.
     """
 
-    #: Sends the progress of the task.
-    report: Callable[[NodeTaskProgress], None]
-
-    def __init__(self, memory: WorkerMemory, dispatch: DispatchNodeTask) -> None:
-        self._memory, self._dispatch = memory, dispatch
+    def __init__(self, memory: WorkerMemory, dispatch: DispatchNodeTask, report: Report) -> None:
+        self._memory, self._dispatch, self._report = memory, dispatch, report
         self._blocks = dispatch.blocks
         #: Small outputs have no block: they travel inside the reply.
         self._has_blocks = any(block is not None for block in dispatch.blocks)
@@ -365,7 +363,7 @@ class Publication(Placement):
             return
         to = self._dispatch
         outputs = tuple([(output, self._refs[output]) for output in self._unreported])
-        self.report(NodeTaskProgress(to.peer, to.graph, to.task, to.attempt, outputs))
+        self._report(NodeTaskProgress(to.peer, to.graph, to.task, to.attempt, outputs))
         for output in self._unreported:
             self._refs[output] = None
         self._unreported.clear()

@@ -12,7 +12,7 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.workers.executor import NodeStep
-from mpgrad.workers.task import Publication
+from mpgrad.workers.task import Publication, Report
 from mpgrad.workers.worker import Reply, Worker
 from mpgrad.workers.worker_memory import WorkerMemory
 from mpgrad.workers.worker_parts import ProcessExecutor
@@ -92,8 +92,10 @@ class DoomedWorker(Worker):
 class _DoomedPublication(Publication):
     """Sees the task sum, run and publish. One that only passes gradients on runs no rule."""
 
-    def __init__(self, doom: _Doom, memory: WorkerMemory, dispatch: do.DispatchNodeTask) -> None:
-        super().__init__(memory, dispatch)
+    def __init__(
+        self, doom: _Doom, memory: WorkerMemory, dispatch: do.DispatchNodeTask, report: Report
+    ) -> None:
+        super().__init__(memory, dispatch, report)
         self._doom = doom
 
     def begin(self, step: NodeStep) -> None:
