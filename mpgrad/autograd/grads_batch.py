@@ -30,8 +30,9 @@ def results_of_batch(
         keep_graph: whether the graph's saved tensors stay after the last run.
         create_graph: whether the results are recorded, and with them how they are joined.
 
-    RuntimeError: a seed does not fit its root.
-    ValueError: a seed is missing, the batch is empty, or the batches have different sizes.
+    Raises:
+        RuntimeError: a seed does not fit its root.
+        ValueError: a seed is missing, the batch is empty, or the batches have different sizes.
     """
     grads = seed_tuple(grad_outputs, len(roots))
     length = _batch_length(roots, grads)

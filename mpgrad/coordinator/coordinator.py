@@ -31,7 +31,7 @@ from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.setup import CoordinatorSetup
 from mpgrad.wire.transport import CLIENT, CONTROL, TASK, URGENT, WORKER_LANES, Arrival, Router
 
-#: The maximum characters of a text that the journal keeps.
+#: The bytes of a worker's output up to which the journal keeps it.
 OUTPUT_KEPT_BYTES = 16 * 1024
 
 #: Seconds between two full collections while there is work. There are hardly any cycles, but

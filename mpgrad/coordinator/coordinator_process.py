@@ -21,7 +21,6 @@ from mpgrad.wire.setup import CoordinatorSetup, begin_child, receive_setup
 #: objects for a while, and each run has to look at them.
 GC_THRESHOLD = 1_000_000
 
-
 #: The descriptors that the coordinator requests, more than the largest engine needs.
 DESCRIPTORS = 16_384
 

@@ -1,8 +1,8 @@
 """Supervisor: starts workers, notices their deaths, and knows their names.
 
 It decides nothing about tasks: a death becomes a WorkerDied event for the core. The spawner knows
-how a process is started. The scheduler's types are imported where they are used, because the first
-workers start before anything else is loaded.
+how a process is started. The watchdog is imported where it is used, because the first workers start
+before anything else is loaded.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def in_chunks(
 
 
 def _ready(planned: Plan, workers: int, done: int) -> int:
-    """The number of tasks after ``done`` that wait for nothing else: between 1 and `workers`."""
+    """The number of tasks after ``done`` that wait for nothing else: between 1 and ``workers``."""
     arrived = Counter([task for task, _, _ in planned.seeds])
     for task in planned.tasks[:done]:
         arrived.update([output.task for output in task.outputs])

@@ -14,7 +14,7 @@ Rules of these files:
 2. They never read a clock, never wait, and iterate over nothing unordered: the same events give
    the same instructions, in every process and under every hash seed.
 3. A message of an unknown peer comes from an incarnation that was replaced: ignore it.
-4. Each holder of a block releases it once; ``invariants`` recounts every holder.
+4. Each holder of a block releases it once; ``simulation.invariants`` recounts every holder.
 """
 
 from __future__ import annotations

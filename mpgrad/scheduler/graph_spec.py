@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeAlias
 #: (node index, input number): where an edge ends.
 Target: TypeAlias = tuple[int, int]
 
-
 #: The value of ``NodeSpec.device`` for Nodes that run on a CPU worker or in the client.
 ON_CPU = -1
 
@@ -46,7 +45,6 @@ class NodeSpec(NamedTuple):
     device: int = ON_CPU
     #: For each input whether its gradient lies on a GPU; empty if none does.
     device_inputs: tuple[bool, ...] = ()
-
     #: The bytes of each part of output 0, if it can be computed in parts; else empty.
     part_nbytes: tuple[int, ...] = ()
     #: A Node that was cut (``split``) computes only this half-open range of the parts of output

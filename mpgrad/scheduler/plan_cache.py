@@ -21,7 +21,6 @@ from mpgrad.scheduler.plan_tables import Plan
 #: The number of plans that are kept, the last used ones.
 PLANS_MAX = 64
 
-
 MakePlan: TypeAlias = Callable[[GraphSpec], Plan]
 
 

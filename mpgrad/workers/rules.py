@@ -171,7 +171,7 @@ def _packed(node: int, changed: dict[str, Any], held: tuple[type, ...]) -> Conte
 
 def _derived(name: str) -> Operator:
     """An operator's derivative as an operator, for ``create_graph``."""
-    # Imported here: most workers never need it, and it loads the whole engine.
+    # Imported here: most workers never need it, and it loads all of backward().
     from mpgrad.autograd.higher_order.backward_of import find_operator
 
     return find_operator(name)

@@ -21,6 +21,7 @@ from mpgrad.tensors.undo_log import UndoLog
 
 if TYPE_CHECKING:
     from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+
 _numbers = itertools.count()
 
 
