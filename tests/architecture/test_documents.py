@@ -67,6 +67,16 @@ def test_the_readme_counts_the_rows_as_the_table_does() -> None:
     assert f"{absent} that are not here" in said
 
 
+def test_the_readme_counts_the_operators_as_their_page_does() -> None:
+    page = (ROOT / "docs" / "operators.md").read_text()
+    row = re.search(r"^\| operators \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    assert row is not None
+    theirs, here, right = row.groups()
+    said = " ".join((ROOT / "README.md").read_text().split())
+    assert f"Of the {theirs} names in PyTorch's operator database {here} are here" in said
+    assert f"{right} give PyTorch's results" in said
+
+
 #: The terms of PyTorch's engine that a reader looks up in ARCHITECTURE.md.
 TERMS = {
     *("Node", "Edge", "AccumulateGrad", "SavedVariable", "GraphTask", "NodeTask", "ReadyQueue"),
