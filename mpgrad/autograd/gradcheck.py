@@ -82,7 +82,10 @@ def gradcheck(
             "Expected at least one of check_forward_ad or check_backward_ad to be True"
         )
     if check_forward_ad or check_batched_forward_grad:
-        raise NotImplementedError("there is no forward-mode differentiation to be checked")
+        raise NotImplementedError(
+            "there is no forward-mode differentiation to be checked: leave check_forward_ad and "
+            "check_batched_forward_grad out"
+        )
     problem = _problem(func, inputs)
     tolerances = Tolerances(eps, atol, rtol, nondet_tol)
     try:
@@ -143,7 +146,9 @@ def gradgradcheck(
             "Expected at least one of check_fwd_over_rev or check_rev_over_rev to be True"
         )
     if check_fwd_over_rev:
-        raise NotImplementedError("there is no forward-mode differentiation to be checked")
+        raise NotImplementedError(
+            "there is no forward-mode differentiation to be checked: leave check_fwd_over_rev out"
+        )
     problem = _problem(func, inputs)
     seeds = _seeds(problem, grad_outputs, scattered=gen_non_contig_grad_outputs)
     count = len(problem.args)

@@ -87,7 +87,10 @@ class OperatorModes:
         """
         modes = self._mine.modes
         if not modes or modes[-1] is not mode:
-            raise RuntimeError("operator modes are left in another order than they were entered")
+            raise RuntimeError(
+                "operator modes are left in another order than they were entered: leave the one "
+                "that was entered last first"
+            )
         self._mine.modes = modes[:-1]
         self.entered.remove(mode)
 

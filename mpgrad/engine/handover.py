@@ -213,7 +213,10 @@ class Handover(PackedArrays):
             return self._operator(node, _read(node.saved_arrays))
         if isinstance(node, FunctionNode):
             return self._function(node, _read(node.portable_context), index)
-        raise TypeError(f"{node.name()} cannot be sent to a worker")
+        raise TypeError(
+            f"{node.name()} has a class of its own and cannot be sent to a worker: let the class "
+            "have runs_on_client = True, or use a custom Function"
+        )
 
     def _operator(self, node: OperatorNode, arrays: dict[str, Any]) -> OperatorRule:
         saved: dict[str, PackedArray] = {}

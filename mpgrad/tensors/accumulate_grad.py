@@ -150,7 +150,10 @@ class AccumulateGrad(Node):
         if type(grad._version_counter) is LentVersions:
             grad._version_counter.become_own()
         if not is_writable(grad._array):
-            raise RuntimeError("a leaf's .grad is read-only, so that nothing can be added to it")
+            raise RuntimeError(
+                "a leaf's .grad is read-only, so that nothing can be added to it: set it to None, "
+                "or to its clone()"
+            )
 
 
 # ---------------------------------------------------------------------- the first .grad

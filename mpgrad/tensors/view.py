@@ -107,7 +107,10 @@ class View:
             )
         for view in self.chain():
             if view.operator is None:
-                raise RuntimeError("a view that a custom Function returned cannot be made again")
+                raise RuntimeError(
+                    "a view that a custom Function returned cannot be made again: clone() it, or "
+                    "let the Function return no view"
+                )
             yield view.operator, view.attributes
 
     def array_in(self, base: Any) -> Any:

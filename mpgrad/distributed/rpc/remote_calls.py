@@ -90,7 +90,7 @@ def init_rpc(
             f"{rpc_backend_options!r}"
         )
     if current.service is not None:
-        raise RuntimeError("RPC is already initialized")
+        raise RuntimeError("RPC is already initialized: call shutdown() before init_rpc()")
     if not name or not isinstance(name, str):
         raise ValueError(f"the name of an RPC process is a text, not {name!r}")
     options = rpc_backend_options or RpcBackendOptions()
