@@ -15,7 +15,7 @@ from mpgrad.errors import ProtocolError
 from mpgrad.scheduler import events, instructions
 from mpgrad.wire.journal import Outcome, Record, tables_of
 
-MAGIC = b"mpgrad journal 3\n"
+MAGIC = b"mpgrad journal 4\n"
 
 
 class JournalFile(NamedTuple):

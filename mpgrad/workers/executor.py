@@ -46,7 +46,7 @@ class NodeStep:
         self.blamed: str | None = None
 
 
-class Placement:
+class Destination:
     """Where results are written and published; by default NumPy allocates them."""
 
     def begin(self, step: NodeStep) -> None:
@@ -65,10 +65,10 @@ class Placement:
 class _TaskInflow:
     """The sums of the steps' inputs so far."""
 
-    __slots__ = ("_placement", "_steps", "_sums", "_values", "_xp")
+    __slots__ = ("_destination", "_steps", "_sums", "_values", "_xp")
 
-    def __init__(self, steps: Sequence[NodeStep], xp: Any, placement: Placement | None) -> None:
-        self._steps, self._xp, self._placement = steps, xp, placement
+    def __init__(self, steps: Sequence[NodeStep], xp: Any, destination: Destination | None) -> None:
+        self._steps, self._xp, self._destination = steps, xp, destination
         self._values: list[list[Any] | None] = [None] * len(steps)
         #: Inputs whose gradient is a sum made here, which may be added to in place.
         self._sums: set[tuple[int, int]] = set()
@@ -88,8 +88,8 @@ class _TaskInflow:
         elif (step, input_nr) in self._sums:
             old += value
         else:
-            place = self._placement
-            out = None if place is None else place.place_of_sum(step, input_nr)
+            to = self._destination
+            out = None if to is None else to.place_of_sum(step, input_nr)
             total = old + value if out is None else np.add(old, value, out)
             values[input_nr] = self._xp.asarray(total)
             self._sums.add((step, input_nr))
@@ -117,7 +117,7 @@ def run_steps(
     emit: Callable[[int, Any], None],
     xp: Any,
     *,
-    placement: Placement | None = None,
+    destination: Destination | None = None,
     timings: list[float] | None = None,
     on_failure: Callable[[int], None] | None = None,
 ) -> None:
@@ -129,11 +129,11 @@ def run_steps(
             the order in which they are added.
         emit: ``emit(number, array or None)`` receives each output.
         xp: the array namespace.
-        placement: provides the memory of results.
+        destination: gives results their memory, and publishes them.
         timings: receives the start and end of each step with a rule (``perf_counter``).
         on_failure: receives the number of the step that raised, before the error is raised.
     """
-    inflow = _TaskInflow(steps, xp, placement)
+    inflow = _TaskInflow(steps, xp, destination)
     add = inflow.add
     value: Any = None
     results: Any = None
@@ -147,8 +147,8 @@ def run_steps(
         wiring = step.wiring
         for input_nr, number in wiring.captures:
             emit(number, values[input_nr])
-        if wiring.publishes and placement is not None:
-            placement.publish()
+        if wiring.publishes and destination is not None:
+            destination.publish()
         if step.apply is None:
             continue
         started = perf_counter() if timings is not None else 0.0
@@ -157,7 +157,7 @@ def run_steps(
                 results = [values[0] if needed else None for needed in wiring.needs]
             else:
                 run = _apply_on_device if CUDA.in_use else _apply
-                results = run(step, values, xp, placement)
+                results = run(step, values, xp, destination)
         except Exception as error:
             add_notes(error, wiring.name, wiring.inputs, wiring.outputs, wiring.takes_undefined)
             if on_failure is not None:
@@ -177,17 +177,19 @@ def run_steps(
 
 
 def _apply_on_device(
-    step: NodeStep, values: list[Any], xp: Any, placement: Placement | None
+    step: NodeStep, values: list[Any], xp: Any, destination: Destination | None
 ) -> list[Any]:
     """As :func:`_apply`, on the device that ``InputBuffer::device`` of PyTorch chooses."""
     device = device_arrays.first_gpu(values)
     if device is CPU:
-        return _apply(step, values, xp, placement)
+        return _apply(step, values, xp, destination)
     with device_arrays.on(device):
-        return _apply(step, values, device_arrays.cuda_namespace(), placement)
+        return _apply(step, values, device_arrays.cuda_namespace(), destination)
 
 
-def _apply(step: NodeStep, values: list[Any], xp: Any, placement: Placement | None) -> list[Any]:
+def _apply(
+    step: NodeStep, values: list[Any], xp: Any, destination: Destination | None
+) -> list[Any]:
     """The validated results of the rule; all None if all inputs are undefined."""
     wiring = step.wiring
     if not wiring.takes_undefined:
@@ -197,8 +199,8 @@ def _apply(step: NodeStep, values: list[Any], xp: Any, placement: Placement | No
                     return [None] * len(wiring.routes)
                 values = with_zeros(values, wiring.inputs, xp)
                 break
-    if placement is not None:
-        placement.begin(step)
+    if destination is not None:
+        destination.begin(step)
     results = step.apply(xp, values, wiring.needs)  # type: ignore[misc]
     require_number(wiring.name, results, len(wiring.routes))
     grads: list[Any] = []
@@ -209,6 +211,6 @@ def _apply(step: NodeStep, values: list[Any], xp: Any, placement: Placement | No
             grads.append(validate_output(wiring.name, len(grads), result, expected, xp))
     if step.blamed is not None:
         refuse_nan(step.blamed, grads)
-    if placement is not None:
-        placement.settle(step, grads)
+    if destination is not None:
+        destination.settle(step, grads)
     return grads

@@ -24,7 +24,7 @@ from mpgrad.wire.output_record import Output, encode_output
 from mpgrad.wire.programs import TaskProgram, decode_program
 from mpgrad.wire.remote_error import encode_error
 from mpgrad.wire.surroundings import take_over_surroundings
-from mpgrad.workers.executor import NodeStep, Placement, run_steps
+from mpgrad.workers.executor import Destination, NodeStep, run_steps
 from mpgrad.workers.rules import Rules
 from mpgrad.workers.worker_memory import WorkerMemory
 
@@ -121,7 +121,7 @@ class TaskRunner:
             self._contributions(steps, program, dispatch),
             publication.emit,
             CpuBackend(publication.empty),
-            placement=publication,
+            destination=publication,
             timings=self._times,
             on_failure=self._note_failure,
         )
@@ -178,7 +178,7 @@ def _belongs(block: Block, dispatch: DispatchNodeTask) -> bool:
     return block in dispatch.blocks or any(block in slot for slot in dispatch.inputs)
 
 
-class Publication(Placement):
+class Publication(Destination):
     """Writes the outputs of a task into the blocks that came with the dispatch.
 
     While an operator's rule runs, ``empty`` gives its large results memory in those blocks, so that
