@@ -195,6 +195,18 @@ def test_the_bits_do_not_depend_on_what_ran_before() -> None:
     assert [a.tobytes() for a in first] == [a.tobytes() for a in reversed(again)]
 
 
+def test_a_scratch_memory_keeps_arrays_for_so_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blockwise, "BUFFERS_MAX", 3)
+    monkeypatch.setattr(blockwise, "_idle_scratch", [])
+    whole = activation._silu_slope
+    for rows in (*range(131, 138), 131):
+        grad, x = draw(rows, 1027), draw(rows, 1027, seed=1)
+        pieces = in_pieces(whole, grad, x)
+        np.testing.assert_allclose(pieces, whole(XP, grad, x), rtol=2e-6, atol=2e-6)
+        (scratch,) = blockwise._idle_scratch
+        assert 0 < len(scratch._made) <= 3
+
+
 def test_numpys_buffer_size_is_put_back() -> None:
     before = np.getbufsize()
     in_pieces(activation._softmax_values, draw(300, 700), axes=(1,))
