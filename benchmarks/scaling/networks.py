@@ -15,6 +15,7 @@ import numpy as np
 import mpgrad as mg
 from benchmarks.gil_work import spin
 from benchmarks.loads import loops_for
+from benchmarks.runners import ForwardPass
 from mpgrad import nn
 from mpgrad.nn import functional as F
 
@@ -131,14 +132,46 @@ def gpt2() -> Any:
 EXPERTS, SAMPLES, ROUTED_TOKENS, MODEL, HIDDEN = 64, 128, 4096, 512, 2048
 
 
-def mixture() -> Any:
-    """64 experts that all see every sample; a gate weighs them (Jacobs et al., 1991)."""
-    router, x = nn.Linear(MODEL, EXPERTS), mg.randn(SAMPLES, MODEL)
-    gates = F.softmax(router(x), dim=-1)
-    mixed = mg.zeros(SAMPLES, MODEL)
-    for number in range(EXPERTS):
-        mixed = mixed + gates[:, number : number + 1] * _expert(x)
-    return F.mse_loss(mixed, mg.randn(SAMPLES, MODEL))
+class Mixture(NamedTuple):
+    """The sizes of a mixture of experts."""
+
+    experts: int = EXPERTS
+    samples: int = SAMPLES
+    model: int = MODEL
+    hidden: int = HIDDEN
+
+
+def mixture(library: Any, shape: Mixture) -> ForwardPass:
+    """Experts that all see every sample; a gate weighs them (Jacobs et al., 1991)."""
+    rng, functional = np.random.default_rng(0), library.nn.functional
+
+    def leaf(*lengths: int) -> Any:
+        array = rng.standard_normal(lengths, np.float32) / lengths[-1] ** 0.5
+        return library.tensor(array, requires_grad=True)
+
+    def linear(ins: int, outs: int) -> tuple[Any, Any]:
+        return leaf(outs, ins), leaf(outs)
+
+    x, target = (
+        library.tensor(rng.standard_normal((shape.samples, shape.model), np.float32))
+        for _ in range(2)
+    )
+    router = linear(shape.model, shape.experts)
+    experts = [
+        (linear(shape.model, shape.hidden), linear(shape.hidden, shape.model))
+        for _ in range(shape.experts)
+    ]
+
+    def forward() -> Any:
+        gates = functional.softmax(functional.linear(x, *router), dim=-1)
+        mixed = library.zeros(shape.samples, shape.model)
+        for number, (widen, narrow) in enumerate(experts):
+            part = functional.linear(functional.gelu(functional.linear(x, *widen)), *narrow)
+            mixed = mixed + gates[:, number : number + 1] * part
+        return functional.mse_loss(mixed, target)
+
+    leaves = [*router, *(one for expert in experts for layer in expert for one in layer)]
+    return ForwardPass(leaves, forward, (x, target))
 
 
 def routed_mixture() -> Any:
@@ -179,33 +212,56 @@ ENVIRONMENTS, STEPS, STATE = 256, 8, 64
 STEP_MS = 1.0
 
 
-class _Step(mg.Function):
+def _step_forward(ctx: Any, state: Any, forces: Any, loops: int) -> Any:
+    ctx.loops = loops
+    return state * 0.9 + forces
+
+
+def _step_backward(ctx: Any, grad: Any) -> Any:
+    moved = grad * (0.9 + 1e-9 * spin(ctx.loops))
+    return moved, grad, None
+
+
+class MpgradStep(mg.Function):
     """One step of a simulator in Python; its adjoint runs ``loops`` loops."""
 
-    @staticmethod
-    def forward(ctx: Any, state: Any, forces: Any, loops: int) -> Any:
-        ctx.loops = loops
-        return state * 0.9 + forces
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        moved = grad * (0.9 + 1e-9 * spin(ctx.loops))
-        return moved, grad, None
+    forward = staticmethod(_step_forward)
+    backward = staticmethod(_step_backward)
 
 
-def simulators() -> Any:
-    """256 environments with 8 steps each, driven by one policy; the sum of their rewards."""
-    loops = loops_for(STEP_MS)
+def simulators(library: Any, loops: int) -> ForwardPass:
+    """256 environments with 8 steps each, driven by one policy; the mean of their rewards."""
     rng = np.random.default_rng(0)
-    policy = nn.Linear(STATE, STATE)
-    rewards = []
-    for _ in range(ENVIRONMENTS):
-        state = mg.randn(1, STATE)
-        length = rng.uniform(0.5, 1.5)
-        for _ in range(STEPS):
-            state = _Step.apply(state, policy(state).tanh(), int(loops * length))
-        rewards.append((state**2).sum())
-    return mg.stack(rewards).mean()
+    step = MpgradStep if library is mg else _step_of(library)
+    leaves = [
+        library.tensor(rng.standard_normal(lengths, np.float32) / STATE**0.5, requires_grad=True)
+        for lengths in ((STATE, STATE), (STATE,))
+    ]
+    states = [
+        library.tensor(rng.standard_normal((1, STATE), np.float32)) for _ in range(ENVIRONMENTS)
+    ]
+    lengths = rng.uniform(0.5, 1.5, ENVIRONMENTS)
+
+    def forward() -> Any:
+        rewards = []
+        for state, length in zip(states, lengths, strict=True):
+            for _ in range(STEPS):
+                forces = library.nn.functional.linear(state, *leaves).tanh()
+                state = step.apply(state, forces, int(loops * length))
+            rewards.append((state**2).sum())
+        return library.stack(rewards).mean()
+
+    return ForwardPass(leaves, forward, tuple(states))
+
+
+def _step_of(torch: Any) -> Any:
+    class TorchStep(torch.autograd.Function):
+        """The step as torch sees it."""
+
+        forward = staticmethod(_step_forward)
+        backward = staticmethod(_step_backward)
+
+    return TorchStep
 
 
 # ----------------------------------------------------------------------- all of them
@@ -218,7 +274,11 @@ def _integers(count: int, below: int) -> Any:
 NETWORKS = (
     Network("ResNet-50", f"{IMAGES} images of 224 x 224", resnet50),
     Network("GPT-2 small", f"12 blocks, one sequence of {TOKENS} tokens", gpt2),
-    Network("mixture", f"{EXPERTS} experts, {SAMPLES} samples, all experts for each", mixture),
+    Network(
+        "mixture",
+        f"{EXPERTS} experts, {SAMPLES} samples, all experts for each",
+        lambda: mixture(mg, Mixture()).forward(),
+    ),
     Network(
         "routed mixture",
         f"{EXPERTS} experts, {ROUTED_TOKENS} tokens, two experts for each",
@@ -227,6 +287,6 @@ NETWORKS = (
     Network(
         "simulators",
         f"{ENVIRONMENTS} environments of {STEPS} steps of 0.5 to 1.5 ms in Python, one policy",
-        simulators,
+        lambda: simulators(mg, loops_for(STEP_MS)).forward(),
     ),
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.scaling.costs import H100, Costs
 from benchmarks.scaling.experiments import GPU_BATCH
 from benchmarks.scaling.simulation import Outcome
-from benchmarks.scaling.validation import TIMED, Check
+from benchmarks.scaling.validation import Backwards, Check
 
 #: The target of the mixture and of the simulators at this many workers.
 ASKED_SHARE, ASKED_WORKERS = 0.9, 16
@@ -56,7 +56,8 @@ own, with real plans, and every message passes the real codec. Only time is comp
   number for this machine.
 * **Not confirmed on real hardware**: this simulation, with these graphs, served to choose the
   lengths of chains, bundles and messages for more than two workers (`scheduler/fusion.py`,
-  `bundling.py`, `chunks.py`).
+  `bundling.py`, `chunks.py`). `scripts/bench cores` runs such programs with 1, 2, 4 and more real
+  workers, up to the cores of the machine, beside torch and the simulation; it has met two cores.
 * The `mixture` is dense: every expert sees every sample. The critical path of the routed mixture
   is about a sixth of its work, so it cannot use 16 workers.
 * The figures do not contain the client's walk over the graph before it plans the backward. During
@@ -146,9 +147,9 @@ def _table(outcomes: Sequence[Outcome]) -> str:
 def _checks(checks: Sequence[Check]) -> str:
     about = (
         "From a graph's tables to its gradients (`Engine.execute`), in ms; median of "
-        f"{TIMED} and quartiles. Each graph is simulated twice: with the times of its Nodes when "
-        "one core works alone, as everywhere else on this page, and with those that the two "
-        "workers reported. What the first is short of, and the second is not, is what two busy "
+        f"{Backwards().timed} and quartiles. Each graph is simulated twice: with the times of its "
+        "Nodes when one core works alone, as everywhere else on this page, and with those that the "
+        "two workers reported. What the first is short of, and the second is not, is what two busy "
         "cores take from each other (caches, memory, power); the rest is wrong in the simulation. "
         "Client and coordinator share the workers' cores, here and in these simulations alone.\n"
     )

@@ -1,6 +1,6 @@
-"""validate(): the simulation of two workers, compared with measured times.
+"""validate(): the simulation of a few workers, compared with measured times.
 
-Two workers are the most for a machine with two cores. Client, coordinator and workers share its
+Client, coordinator and workers share its
 cores, which is simulated, and the cores share caches and memory, which is not. So each graph is
 simulated twice: with the times of its Nodes when one core works alone, as on the rest of the page,
 and with those that the workers themselves reported.
@@ -19,22 +19,31 @@ from benchmarks.gil_work import branch_input
 from benchmarks.loads import loops_for
 from benchmarks.perceptron_arrays import Perceptrons
 from benchmarks.scaling.costs import Costs
-from benchmarks.scaling.networks import Network
-from benchmarks.scaling.recording import freeze_loss, record
+from benchmarks.scaling.networks import Mixture, Network, mixture
+from benchmarks.scaling.recording import Recording, freeze_loss, record
 from benchmarks.scaling.simulation import simulate_measured
 from benchmarks.scaling.task_times import Work
 from benchmarks.workloads.gil_branches import MpgradBranch
 from benchmarks.workloads.perceptrons import program
-from mpgrad import nn
 from mpgrad.base import machine
-from mpgrad.nn import functional as F
 from mpgrad.scheduler.plan import plan
 
+#: The most for a machine with two cores.
 WORKERS = 2
-#: Backwards before those that count, in which the engine learns the costs of the Nodes.
-WARM_UP = 20
-#: Backwards that are timed, and backwards in which the workers report their Nodes.
-TIMED, REPORTED = 15, 5
+
+
+class Backwards(NamedTuple):
+    """Numbers of backwards.
+
+    Attributes:
+        warm_up: those before, in which the engine learns the costs of the Nodes.
+        timed: those that are timed.
+        reported: those in which the workers report their Nodes.
+    """
+
+    warm_up: int = 20
+    timed: int = 15
+    reported: int = 5
 
 
 class Check(NamedTuple):
@@ -54,25 +63,34 @@ class Check(NamedTuple):
 
 
 def validate(costs: Costs) -> list[Check]:
-    """Run and simulate each of the networks."""
-    return [_check(name, make(), costs) for name, make in _NETWORKS.items()]
+    """Run and simulate each of the networks with two workers."""
+    return [
+        check(record(Network(name, name, forward)), forward, costs, WORKERS, Backwards())
+        for name, forward in ((name, make()) for name, make in _NETWORKS.items())
+    ]
 
 
-def _check(name: str, forward: Callable[[], Any], costs: Costs) -> Check:
-    with mg.Engine("process", cpu_workers=WORKERS) as engine:
-        for _ in range(WARM_UP):
+def check(
+    recording: Recording,
+    forward: Callable[[], Any],
+    costs: Costs,
+    workers: int,
+    backwards: Backwards,
+) -> Check:
+    """Run and simulate a network, given as it was recorded and as its forward pass."""
+    with mg.Engine("process", cpu_workers=workers) as engine:
+        for _ in range(backwards.warm_up):
             engine.execute(freeze_loss(forward()))
-        seconds = [_seconds(engine, forward()) for _ in range(TIMED)]
-        reported = _reported(engine, forward)
+        seconds = [_seconds(engine, forward()) for _ in range(backwards.timed)]
+        reported = _reported(engine, forward, backwards.reported)
         spec = freeze_loss(forward()).spec
-    planned = plan(spec, workers=WORKERS)
-    recording = record(Network(name, name, forward))
+    planned = plan(spec, workers=workers)
     predicted = [
         simulate_measured(
             spec,
             Work(took, costs.add_us_per_mb),
             costs,
-            WORKERS,
+            workers,
             client=recording.client,
             planned=planned,
             cores=machine.available_cpus(),
@@ -80,9 +98,9 @@ def _check(name: str, forward: Callable[[], Any], costs: Costs) -> Check:
         for took in (recording.took_us, reported)
     ]
     ordered = sorted(second * 1e6 for second in seconds)
-    quartiles = ordered[TIMED // 4], ordered[-1 - TIMED // 4]
+    quartiles = ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
     return Check(
-        name,
+        recording.name,
         len(planned.tasks),
         median(ordered),
         quartiles,
@@ -100,10 +118,10 @@ def _seconds(engine: mg.Engine, loss: Any) -> float:
     return perf_counter() - start
 
 
-def _reported(engine: mg.Engine, forward: Callable[[], Any]) -> tuple[float, ...]:
+def _reported(engine: mg.Engine, forward: Callable[[], Any], count: int) -> tuple[float, ...]:
     """Microseconds of each Node as reported by the workers; for a Node in two halves the sum."""
     series: list[list[float]] = []
-    for _ in range(REPORTED):
+    for _ in range(count):
         frozen = freeze_loss(forward())
         took: defaultdict[int, float] = defaultdict(float)
         with mg.profiler.profile() as profile:
@@ -132,25 +150,10 @@ def _gil_branches() -> Callable[[], Any]:
     return lambda: mg.stack([MpgradBranch.apply(leaf, loops) for leaf in leaves]).sum()
 
 
-def _mixture() -> Callable[[], Any]:
-    """16 experts as in ``networks.mixture``, a quarter as large each."""
-    samples, width, hidden, count = 128, 256, 1024, 16
-    router, x, target = nn.Linear(width, count), mg.randn(samples, width), mg.randn(samples, width)
-    experts = [(nn.Linear(width, hidden), nn.Linear(hidden, width)) for _ in range(count)]
-
-    def forward() -> Any:
-        gates, mixed = F.softmax(router(x), dim=-1), mg.zeros(samples, width)
-        for number, (widen, narrow) in enumerate(experts):
-            mixed = mixed + gates[:, number : number + 1] * narrow(F.gelu(widen(x)))
-        return F.mse_loss(mixed, target)
-
-    return forward
-
-
 _NETWORKS: dict[str, Callable[[], Callable[[], Any]]] = {
     "numpy_branches": lambda: _perceptrons(Perceptrons(8, 4, 512)),
     "mlp_chain": lambda: _perceptrons(Perceptrons(1, 8, 512)),
     "mlp_chain, 1024 wide": lambda: _perceptrons(Perceptrons(1, 8, 1024)),
     "gil_branches, 2 ms": _gil_branches,
-    "mixture, 16 experts": _mixture,
+    "mixture, 16 experts": lambda: mixture(mg, Mixture(16, 128, 256, 1024)).forward,
 }

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import mpgrad as mg
+from benchmarks.bare_processes import BareProcesses
 from benchmarks.gil_work import branch_backward, branch_forward, branch_input
 from benchmarks.loads import ATTEMPTS, Attempts, Load, alone, in_a_sample
 from benchmarks.peers.process import PeerProcess
@@ -20,7 +21,6 @@ from benchmarks.runners import (
     start_auto,
     torch_runners,
 )
-from benchmarks.two_processes import TwoProcesses
 
 ABOUT = """\
 16 independent branches joined by a sum. Each is one custom `Function` whose backward holds the GIL:
@@ -103,7 +103,7 @@ def cases(quick: bool) -> Generator[Case, None, None]:
             rounds = 2 if quick else grain.rounds
             attempts = _attempts(grain, quick)
             for loops in attempts:
-                with TwoProcesses(BRANCHES, loops, grain.elements) as limit:
+                with BareProcesses(BRANCHES, loops, grain.elements) as limit:
                     work = (BRANCHES, loops, grain.elements)
                     contenders = [
                         *_contenders(runners, grain, loops),
@@ -182,7 +182,7 @@ def _case(
     )
 
 
-def _limit(limit: TwoProcesses, repeats: int) -> Contender:
+def _limit(limit: BareProcesses, repeats: int) -> Contender:
     return Contender(LIMIT, lambda: timed(limit.run, repeats), limit.gradients, renew=limit.renew)
 
 
@@ -200,10 +200,10 @@ def _targets(grain: _Grain) -> tuple[Target, ...]:
 
 
 def _branches(loops: int, elements: int) -> Callable[[Any], ForwardPass]:
-    return lambda library: _program(library, loops, elements)
+    return lambda library: program(library, loops, elements)
 
 
-def _program(library: Any, loops: int, elements: int) -> ForwardPass:
+def program(library: Any, loops: int, elements: int) -> ForwardPass:
     function = MpgradBranch if library is mg else _torch_branch(library)
     leaves = [
         library.tensor(branch_input(branch, elements), requires_grad=True)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import mpgrad as mg
+from benchmarks.bare_processes import BareProcesses
 from benchmarks.peers.process import NOT_INSTALLED
 from benchmarks.rounds import Case, Contender, Target, timed
 from benchmarks.runners import (
@@ -19,7 +20,6 @@ from benchmarks.runners import (
     mpgrad_runners,
     torch_runners,
 )
-from benchmarks.two_processes import TwoProcesses
 
 ABOUT = """\
 *64 MB, first*: a float32 array that already lies in shared memory is handed to one other process,
@@ -75,7 +75,7 @@ def cases(quick: bool) -> Generator[Case, None, None]:
             rounds,
             targets=(Target(PROCESS, at_most=6.0),),
         )
-    with mpgrad_runners("process", "local") as runners, TwoProcesses(2, 0, 1) as idle:
+    with mpgrad_runners("process", "local") as runners, BareProcesses(2, 0, 1) as idle:
         runners += torch_runners(1)
         contenders = [runner.contender(_one_node, 20) for runner in runners]
         contenders.append(Contender("pipe, one byte", lambda: timed(idle.ping, 20)))

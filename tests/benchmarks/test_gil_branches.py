@@ -7,11 +7,11 @@ import psutil
 import pytest
 
 import mpgrad as mg
+from benchmarks.bare_processes import BareProcesses
 from benchmarks.gil_work import branch_input, spin
 from benchmarks.loads import ALONE
 from benchmarks.rounds import Effort, measure
 from benchmarks.runners import ForwardPass, Runner, mpgrad_runners
-from benchmarks.two_processes import TwoProcesses
 from benchmarks.workloads import gil_branches
 from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
@@ -32,7 +32,7 @@ def test_every_loop_counts() -> None:
 
 def test_branches_may_run_on_workers() -> None:
     """A Function that has to stay in the client would make ``process`` a serial contender."""
-    root = gil_branches._program(mg, LOOPS, elements=4).forward()
+    root = gil_branches.program(mg, LOOPS, elements=4).forward()
     frozen = freeze([gradient_edge(root)], [None], keep_graph=True, cost=costs.estimate)
     placed = place(frozen).frozen
     assert not any(spec.on_client for spec in placed.spec.nodes)
@@ -41,7 +41,7 @@ def test_branches_may_run_on_workers() -> None:
 @pytest.mark.slow
 def test_the_limit_computes_the_gradients_and_ends() -> None:
     before = psutil.Process().children()  # another test's engine may be there
-    with TwoProcesses(branches=4, loops=LOOPS, elements=8) as limit:
+    with BareProcesses(branches=4, loops=LOOPS, elements=8) as limit:
         started = [child for child in psutil.Process().children() if child not in before]
         assert len(started) == 2
         for _ in range(2):

@@ -1,8 +1,8 @@
-"""The two-process limit: the speed of two processes that have nothing to manage.
+"""The limit of bare processes: the speed of processes that have nothing to manage.
 
-Each already has its half of the branches, gets one byte through a pipe, computes, writes its
+Each already has its part of the branches, gets one byte through a pipe, computes, writes its
 gradients where the caller can read them, and replies with one byte. No engine can be reliably
-faster, so this shows how much of a second core there is.
+faster, so this shows how much of the other cores there is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import mmap
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +23,36 @@ from benchmarks.gil_work import Array, branch_input, spin
 _ROOT = Path(__file__).resolve().parents[1]
 
 
-class TwoProcesses:
-    """Two processes with ``branches`` branches between them; a context manager.
+class BareProcesses:
+    """Processes with ``branches`` branches between them; a context manager.
 
     Args:
         branches: how many in all.
         loops: what each spins.
         elements: float32 elements of each gradient.
+        processes: how many of them.
     """
 
-    def __init__(self, branches: int, loops: int, elements: int) -> None:
+    def __init__(self, branches: int, loops: int, elements: int, processes: int = 2) -> None:
         self._work = branches, loops, elements
+        cuts = [branches * number // processes for number in range(processes + 1)]
+        self._parts = [range(*ends) for ends in pairwise(cuts)]
         nbytes = branches * elements * 4
         self._fd = os.memfd_create("benchmark-gradients")
         os.ftruncate(self._fd, nbytes)
         self._memory = mmap.mmap(self._fd, nbytes)
         self._gradients = np.frombuffer(self._memory, np.float32).reshape(branches, elements)
-        self._start_both()
+        self._start_all()
 
-    def _start_both(self) -> None:
-        branches = self._work[0]
-        half = branches // 2
-        halves = (range(half), range(half, branches))
-        self._children = [self._start(list(mine)) for mine in halves]
+    def _start_all(self) -> None:
+        self._children = [self._start(list(mine)) for mine in self._parts]
         for child in self._children:
             _read(child)  # it is ready
 
     def renew(self) -> None:
-        """Two other processes in their place."""
+        """Other processes in their place."""
         self._end()
-        self._start_both()
+        self._start_all()
 
     def _start(self, mine: list[int]) -> subprocess.Popen[bytes]:
         branches, loops, elements = self._work
@@ -62,7 +63,7 @@ class TwoProcesses:
             "loops": loops,
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.two_processes", json.dumps(setup)],
+            [sys.executable, "-m", "benchmarks.bare_processes", json.dumps(setup)],
             pass_fds=(self._fd,),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -70,7 +71,7 @@ class TwoProcesses:
             cwd=_ROOT,
         )
 
-    def __enter__(self) -> TwoProcesses:
+    def __enter__(self) -> BareProcesses:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -107,7 +108,7 @@ class TwoProcesses:
 def _read(child: subprocess.Popen[bytes]) -> None:
     assert child.stdout is not None
     if child.stdout.read(1) != b"d":
-        raise RuntimeError("a process of the two-process limit has died; its message is above")
+        raise RuntimeError("a bare process has died; its message is above")
 
 
 def _serve(setup: dict[str, Any]) -> None:
