@@ -131,7 +131,7 @@ def set_default_dtype(d: DType) -> None:
     """Set the dtype of Python floats, and of integers in floating-point operators.
 
     Complex numbers become complex128 if ``d`` is float64, else complex64. The setting holds for the
-    whole process; custom Functions run in the client while it is not float32.
+    whole process, and for custom Functions in its workers.
 
     Raises:
         TypeError: ``d`` is not a floating dtype.

@@ -7,13 +7,10 @@ from collections import OrderedDict
 from operator import attrgetter
 from typing import NamedTuple
 
-import numpy as np
-
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.device import CPU
-from mpgrad.base.dtype import default_float
 from mpgrad.base.user_frames import level_of_caller
 from mpgrad.devices.device_arrays import get_default_device
 from mpgrad.dispatch.operator_node import OperatorNode
@@ -132,8 +129,6 @@ class _Walked:
         self._elsewhere: _Where | None = None
         if get_default_device() is not CPU:
             self._elsewhere = _Where("new tensors in it come to this thread's default device")
-        elif default_float() != np.float32:
-            self._elsewhere = _Where("new tensors in it have this process's default dtype")
         elif HOOKS.innermost() is not None:
             self._elsewhere = _Where("saved-tensor hooks of this thread are in force")
 

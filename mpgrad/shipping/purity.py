@@ -105,6 +105,10 @@ class _Surveyor:
         #: Functions (by id) that are methods with a ctx.
         self._rules: set[int] = set()
         self._forward: list[tuple[type, str, Any]] | None = []
+        #: Functions (by id) that are not only forward.
+        self._not_forward: set[int] = set()
+        #: What functions (by id) set on their ctx, in words.
+        self._set_on_ctx: list[tuple[int, str]] = []
         #: Who reads which array, and the function that may change one, if there is any.
         self._arrays: list[str] = []
         self._changing = ""
@@ -123,8 +127,11 @@ class _Surveyor:
                 self._class_attribute(owner, name, value)
             self._drain()
         else:
-            functions = {id(getattr(value, "__func__", value)) for _, _, value in postponed}
-            self._found.forward_only = functions - self._seen.keys()
+            own = {id(getattr(value, "__func__", value)) for _, _, value in postponed}
+            self._found.forward_only = own - self._seen.keys()
+        for function, text in self._set_on_ctx:  # apply() gives forward a ctx of its own
+            if function in self._not_forward or self._names & _FORWARD_ONLY:
+                self._problem(text)
         self._replaced.names_of_ours(self._names)
         self._installed.names_of(self._names)
         if self._arrays and self._changing:
@@ -269,14 +276,11 @@ class _Surveyor:
         own = function.__code__.co_varnames[:1] if id(function) in self._methods else ()
         for variable, attribute, line in reads.stores:
             if variable in own and id(function) in self._rules:
-                self._problem(
-                    f"{line_of(function, line)} sets {variable}.{attribute}, where the caller and "
-                    "a later backward would find it"
-                )
+                text = f"{line_of(function, line)} sets {variable}.{attribute}, where the caller "
+                self._set_on_ctx.append((id(function), text + "and a later backward would find it"))
             elif variable not in own and attribute not in HARMLESS_STORES:
-                self._problem(
-                    f"{line_of(function, line)} sets .{attribute} of an object that may be shared"
-                )
+                where = line_of(function, line)
+                self._problem(f"{where} sets .{attribute} of an object that may be shared")
 
     def _function_state(self, function: types.FunctionType) -> dict[str, Any]:
         """Analyse the state of the function; return the variables of its closure."""
@@ -436,6 +440,8 @@ class _Surveyor:
 
     def _class_attribute(self, cls: type, name: str, value: Any) -> None:
         self._found.bindings.append((vars(cls), name, value))
+        if name not in _FORWARD_ONLY:
+            self._not_forward.add(id(getattr(value, "__func__", value)))
         if isinstance(value, types.FunctionType) and name != "__new__":
             self._methods.add(id(value))
         elif isinstance(value, staticmethod) and issubclass(cls, Function):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from mpgrad.base.dtype import default_float, set_default_dtype
 from mpgrad.base.print_options import OPTIONS
 from mpgrad.errors import ProtocolError
 
@@ -54,6 +55,7 @@ class Surroundings(msgspec.Struct, frozen=True, array_like=True):
         buffer_size: of ufuncs (elements): it decides how sums of converted arrays are rounded.
         print_options: of NumPy, without those that are functions.
         tensor_print_options: those of ``mg.set_printoptions``.
+        default_dtype: the name of the dtype of Python floats in new tensors.
         special_errors: ``scipy.special.geterr()``; None if ``scipy.special`` is not imported.
         filters: of warnings, if one of them turns warnings into errors; else empty.
     """
@@ -66,6 +68,7 @@ class Surroundings(msgspec.Struct, frozen=True, array_like=True):
     buffer_size: int
     print_options: dict[str, Any]
     tensor_print_options: dict[str, Any]
+    default_dtype: str
     special_errors: dict[str, str] | None
     filters: tuple[WarningFilter, ...]
 
@@ -101,6 +104,7 @@ class _Seen(NamedTuple):
     numpy_errors: Any
     print_options: Any
     tensor_print_options: dict[str, Any]
+    default_dtype: str
     special_errors: dict[str, str] | None
     filters: list[Any]
     prints_unicode: bool
@@ -197,6 +201,7 @@ def take_over_surroundings(data: bytes) -> None:
     np.setbufsize(found.buffer_size)
     np.set_printoptions(**found.print_options)
     vars(OPTIONS).update(found.tensor_print_options)
+    set_default_dtype(np.dtype(found.default_dtype))
     if found.special_errors is not None:
         # Without an import scipy.special ignores errors, so the worker need not import it.
         is_plain = set(found.special_errors.values()) == {"ignore"}
@@ -227,6 +232,7 @@ def _see() -> _Seen:
         np.geterr(),
         np.get_printoptions(),
         dict(vars(OPTIONS)),
+        default_float().name,
         None if special is None else special.geterr(),
         list(warnings.filters),
         polynomials is None or polynomials.ABCPolyBase._use_unicode,
@@ -243,6 +249,7 @@ def _surroundings(seen: _Seen) -> Surroundings:
         seen.buffer_size,
         {name: value for name, value in seen.print_options.items() if name not in _FUNCTIONS},
         seen.tensor_print_options,
+        seen.default_dtype,
         seen.special_errors,
         _filters(seen.filters),
     )

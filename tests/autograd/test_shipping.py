@@ -577,6 +577,32 @@ class TestPure:
         )
         assert "`TABLE`" in decide(module.Custom).reason
 
+    def test_forward_may_set_its_ctx_where_backward_reaches_it_by_apply(self, custom):
+        names = """
+            class Inner(Function):
+                @staticmethod
+                def forward(ctx, x):
+                    ctx.factor = 2.0
+                    return x._array
+
+                @staticmethod
+                def backward(ctx, grad):
+                    return grad._array * ctx.factor
+
+            class Model:
+                scale = 3.0
+
+                def __call__(self, x):
+                    return Inner.apply(x)
+        """
+        assert on_worker(custom("value = Model.scale", names).Custom) == [3.0, 3.0]
+        called = custom("value = Inner.forward(ctx, grad)", names).Custom
+        assert "sets ctx.factor" in decide(called).reason
+        alias = custom(
+            "value = Model.scale", textwrap.dedent(names) + "\nInner.backward = Inner.forward\n"
+        ).Custom
+        assert decide(alias).run_on == "client"
+
     def test_installed_classes_travel_by_path(self):
         decision = decide(Function)
         assert decision.run_on == "worker"

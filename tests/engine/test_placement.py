@@ -215,13 +215,19 @@ def test_shapes_and_dtypes_on_ctx_go_to_workers() -> None:
 def test_another_default_dtype_holds_in_functions() -> None:
     mg.set_default_dtype(mg.float64)
     try:
-        with mg.Engine("process", cpu_workers=1):
+        with mg.Engine("process", cpu_workers=1) as engine:
             x = mg.ones(3, requires_grad=True)
-            MadeThere.apply(x).sum().backward()
+            loss = MadeThere.apply(x).sum()
+            assert {n.where for n in engine.explain(loss).nodes if "Made" in n.name} == {"worker"}
+            loss.backward()
+            mg.set_default_dtype(mg.float32)
+            y = mg.ones(3, dtype=mg.float64, requires_grad=True)
+            MadeThere.apply(y).sum().backward()
     finally:
         mg.set_default_dtype(mg.float32)
     assert x.grad.dtype == mg.float64
     assert x.grad.tolist() == [2.0] * 3
+    assert y.grad.tolist() != [2.0] * 3  # a third in float32
 
 
 def test_a_saved_tensor_travels_though_the_program_has_never_named_its_class(
