@@ -7,11 +7,10 @@ a copy.
 
 from __future__ import annotations
 
-import gc
+import copyreg
 import io
 import operator
 import pickle
-import sys
 import types
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -21,10 +20,13 @@ import numpy as np
 
 from mpgrad.autograd.function import Function
 from mpgrad.shipping.constants import (
+    PRIVATE,
     field_values,
     is_constant,
     is_enum_member,
     is_frozen_dataclass,
+    is_private_proxy,
+    references,
     why_no_copy,
 )
 from mpgrad.shipping.contents import reduce_array
@@ -57,6 +59,11 @@ def are_scalars(attributes: dict[str, Any]) -> bool:
 
 def attributes_words(cls: type[Function], reason: str) -> str:
     """``attributes_reason`` as a sentence, with the remedy."""
+    if reason.endswith(_NOT_SENT):
+        return (
+            f"in {cls.__qualname__}, {reason}. Set what it is made of on ctx, as arrays, numbers "
+            "or sparse matrices, and make it again in backward"
+        )
     return (
         f"in {cls.__qualname__}, {reason}. Set the values that backward needs on ctx as arrays, "
         "numbers, tuples or a frozen dataclass; or set run_on = "
@@ -64,13 +71,9 @@ def attributes_words(cls: type[Function], reason: str) -> str:
     )
 
 
-def _references(container: Any, key: Any) -> int:
-    value = container[key]
-    return sys.getrefcount(value)
-
-
-#: The reference count of a value that only its container holds (it differs between interpreters).
-_PRIVATE = _references([[]], 0)
+#: The end of the reason for an object that cannot be pickled.
+_NOT_SENT = ", which cannot be pickled"
+_CODE = (types.FunctionType, property)
 
 
 def _item_reason(container: Any, key: Any) -> str:
@@ -78,8 +81,8 @@ def _item_reason(container: Any, key: Any) -> str:
     kind = type(container[key])
     if kind not in (list, dict):
         return _value_reason(container[key])
-    if _references(container, key) > _PRIVATE:
-        return " that is also held elsewhere, which can change"
+    if references(container, key) > PRIVATE:
+        return f" that is also held elsewhere, which can change (set {kind.__name__}() of it)"
     inner = container[key]
     if kind is dict and not is_constant(tuple(inner)):
         return " with keys that may change"
@@ -118,7 +121,21 @@ def _value_reason(value: Any) -> str:
         return ", whose code is not looked through (backward may call it by its global name)"
     if kind.__module__.partition(".")[0] == "pathlib":
         return ", whose methods read and write files (use str() of it)"
-    return ", which can change"
+    return _NOT_SENT if _has_no_pickle(value) else ", which can change"
+
+
+def _has_no_pickle(value: Any) -> bool:
+    """Whether it is known, without any code of the user, that pickle refuses ``value``."""
+    kind = type(value)
+    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
+        return False
+    if kind in copyreg.dispatch_table or isinstance(getattr(kind, "__getstate__", None), _CODE):
+        return False
+    try:
+        object.__reduce_ex__(value, 2)
+    except TypeError:
+        return True
+    return False
 
 
 def _gaps_reason(array: Any) -> str:
@@ -134,8 +151,7 @@ def _is_namedtuple(kind: type) -> bool:
 
 def _mapping_reason(value: types.MappingProxyType[Any, Any]) -> str:
     """A proxy is constant only if nobody else has the dictionary behind it."""
-    behind = gc.get_referents(value)
-    if len(behind) != 1 or _references(behind, 0) > _PRIVATE + 1:
+    if not is_private_proxy(value):
         return " of a dictionary that is also held elsewhere, which can change"
     if not is_constant(tuple(value)):
         return " with keys that may change"

@@ -6,6 +6,7 @@ import copyreg
 import datetime
 import decimal
 import fractions
+import gc
 import re
 import struct
 import sys
@@ -143,7 +144,8 @@ def is_importable(value: Any) -> bool:
 
 def is_made_anew(value: Any) -> bool:
     """Whether a worker has an object of its own for ``value``, which is no constant."""
-    return isinstance(value, np.ndarray | tuple | frozenset) or is_frozen_dataclass(value)
+    kinds = np.ndarray | tuple | frozenset | types.MappingProxyType
+    return isinstance(value, kinds) or is_frozen_dataclass(value)
 
 
 def is_enum_member(value: Any) -> bool:
@@ -175,6 +177,22 @@ def _has_own_pickle(kind: type) -> bool:
     return False
 
 
+def references(container: Any, key: Any) -> int:
+    """The reference count of ``container[key]``."""
+    value = container[key]
+    return sys.getrefcount(value)
+
+
+#: That of a value that only its container holds (it differs between interpreters).
+PRIVATE = references([[]], 0)
+
+
+def is_private_proxy(value: types.MappingProxyType[Any, Any]) -> bool:
+    """Whether nobody else has the dictionary behind it."""
+    behind = gc.get_referents(value)
+    return len(behind) == 1 and type(behind[0]) is dict and references(behind, 0) <= PRIVATE + 1
+
+
 def field_values(value: Any) -> list[Any]:
     """What a dataclass, or another object with attributes, holds."""
     if hasattr(value, "__dict__"):
@@ -183,7 +201,10 @@ def field_values(value: Any) -> list[Any]:
 
 
 def parts_of(value: Any) -> Iterable[Any] | None:
-    """What is in a tuple, a frozenset or a frozen dataclass; None for everything else."""
+    """What is in a tuple, a frozenset, a frozen dataclass, or a proxy of a dictionary that nobody
+    else has; None for everything else."""
     if isinstance(value, tuple | frozenset):
         return value
+    if isinstance(value, types.MappingProxyType):
+        return [*value, *value.values()] if is_private_proxy(value) else None
     return field_values(value) if is_frozen_dataclass(value) else None

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mpgrad.shipping.constants import MISSING, is_importable, same
-from mpgrad.shipping.contents import ArrayContent
+from mpgrad.shipping.contents import COMPARED_MAX, ArrayContent
 from mpgrad.shipping.process_state import is_installed_namespace, is_known_namespace
 
 
@@ -174,6 +176,20 @@ def keyword_defaults(function: types.FunctionType) -> tuple[tuple[str, Any], ...
 def line_of(function: types.FunctionType, line: int) -> str:
     """A line of a function, in words for a message."""
     return f"{function.__qualname__}() (line {line})"
+
+
+def what_can_change(value: Any) -> str:
+    """What ``value`` is, and what to write in its place if a worker may have that."""
+    kind, remedy = type(value), ""
+    if kind in (list, dict):
+        remedy = " (write a tuple)" if kind is list else " (write types.MappingProxyType({...}))"
+    elif "__dataclass_params__" in vars(kind) and not value.__dataclass_params__.frozen:
+        remedy = " (write @dataclass(frozen=True))"
+    elif kind is np.ndarray and value.nbytes > COMPARED_MAX:
+        remedy = f" (arrays of up to {COMPARED_MAX >> 20} MiB are compared: set it on ctx)"
+    elif kind.__module__.startswith("scipy.sparse.") and hasattr(value, "format"):
+        remedy = " (set it on ctx)"
+    return f"{article(kind.__name__)}, which can change{remedy}"
 
 
 def article(noun: str) -> str:

@@ -144,7 +144,7 @@ _MPGRAD_CLIENT = _words(
 #: Attributes of objects that could not be followed, and that nearly always mean randomness,
 #: introspection, or a change of state that only the client has.
 SUSPECT_ATTRIBUTES = _words(
-    "random rvs random_ uniform_ normal_ bernoulli_ exponential_ __class__ __code__ __closure__ "
+    "rvs random_ uniform_ normal_ bernoulli_ exponential_ __class__ __code__ __closure__ "
     "__bases__ __mro__ f_globals f_locals f_back __enter__ __exit__ enter_context backward "
     "queue_callback next_functions grad_fn grad_dtype is_leaf metadata tofile dump setLevel "
     "addHandler removeHandler addFilter isEnabledFor getEffectiveLevel handlers astimezone "

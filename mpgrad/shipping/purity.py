@@ -41,6 +41,7 @@ from mpgrad.shipping.findings import (
     attribute_count,
     cell_contents,
     line_of,
+    what_can_change,
 )
 from mpgrad.shipping.generated_members import (
     IGNORED,
@@ -105,9 +106,8 @@ class _Surveyor:
         #: Functions (by id) that are methods with a ctx.
         self._rules: set[int] = set()
         self._forward: list[tuple[type, str, Any]] | None = []
-        #: Functions (by id) that are not only forward.
+        #: Functions (by id) that are not only forward; what functions set on their ctx, in words.
         self._not_forward: set[int] = set()
-        #: What functions (by id) set on their ctx, in words.
         self._set_on_ctx: list[tuple[int, str]] = []
         #: Who reads which array, and the function that may change one, if there is any.
         self._arrays: list[str] = []
@@ -180,7 +180,7 @@ class _Surveyor:
                 self._visit(part, label)
         elif (parts := parts_of(value)) is not None:
             self._visit(type(value), label)
-            if not isinstance(value, tuple | frozenset):
+            if not isinstance(value, tuple | frozenset | types.MappingProxyType):
                 self._replaced.fields_of(value)
             for item in parts:
                 self._visit(item, f"{label} (inside a {type(value).__name__})")
@@ -196,7 +196,7 @@ class _Surveyor:
         elif isinstance(value, types.ModuleType):
             self._module(value, label)
         elif not self._is_harmless_object(value, label):
-            self._problem(f"{label}, {article(type(value).__name__)}, which can change")
+            self._problem(f"{label}, {what_can_change(value)}")
 
     def _partial(self, value: functools.partial[Any], label: str) -> None:
         self._replaced.parts_of_partial(value, label)

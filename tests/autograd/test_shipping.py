@@ -18,12 +18,14 @@ import cloudpickle
 import numpy as np
 import pytest
 from scipy import sparse
+from scipy.interpolate import CubicSpline
+from scipy.sparse import linalg
 
 import mpgrad as mg
 from mpgrad.autograd.function import Function, FunctionContext, run_function_backward
 from mpgrad.graph.node import InputMetadata
 from mpgrad.shipping import decision as shipping
-from mpgrad.shipping.attributes import are_scalars, attributes_reason
+from mpgrad.shipping.attributes import are_scalars, attributes_reason, attributes_words
 from mpgrad.shipping.decision import decide
 from mpgrad.shipping.loading import load
 from mpgrad.tensors.tensor import Tensor
@@ -116,6 +118,14 @@ def code_id(cls):
 
 
 PURE = {
+    "proxy of a dict of its own": (
+        "value = CONFIG['k'] + CONFIG['pair'][1]",
+        "import types\nCONFIG = types.MappingProxyType({'k': 1.0, 'pair': (1, 2)})",
+    ),
+    "random numbers with a seed": (
+        "value = draw(np.random.default_rng(3))",
+        "def draw(rng): return rng.random() + rng.normal()",
+    ),
     "constant": ("value = SCALE", "SCALE = 3.0"),
     "array": ("value = W[1]", "W = np.arange(3.0)"),
     "array by column": ("value = W.sum(0)[1]", "W = np.asfortranarray(np.ones((3, 2)))"),
@@ -309,9 +319,41 @@ IMPURE = {
         "`reprlib.repr`, whose state belongs to one process",
     ),
     "sets attributes of ctx": ("ctx.seen = 1\nvalue = ctx.seen", "", "sets ctx.seen"),
-    "list": ("value = SCALES[0]", "SCALES = [1.0]", "`SCALES`, a list"),
-    "dict": ("value = CONFIG['k']", "CONFIG = {'k': 1.0}", "`CONFIG`, a dict"),
-    "large array": ("value = W[0]", "W = np.ones(1 << 18)", "`W`, a ndarray"),
+    "list": (
+        "value = SCALES[0]",
+        "SCALES = [1.0]",
+        "`SCALES`, a list, which can change (write a tuple)",
+    ),
+    "dict": (
+        "value = CONFIG['k']",
+        "CONFIG = {'k': 1.0}",
+        "`CONFIG`, a dict, which can change (write types.MappingProxyType({...}))",
+    ),
+    "proxy of a dict of others": (
+        "value = CONFIG['k']",
+        "import types\ndata = {'k': 1.0}\nCONFIG = types.MappingProxyType(data)",
+        "`CONFIG`, a mappingproxy, which can change",
+    ),
+    "proxy of lists": (
+        "value = CONFIG['k'][0]",
+        "import types\nCONFIG = types.MappingProxyType({'k': [1.0]})",
+        "(inside a mappingproxy), a list",
+    ),
+    "identity of a proxy": (
+        "value = float(ctx.config is CONFIG)",
+        "import types\nCONFIG = types.MappingProxyType({'k': 1.0})",
+        "compares `CONFIG` by `is`",
+    ),
+    "sparse matrix": (
+        "value = K.sum()",
+        "import scipy.sparse\nK = scipy.sparse.eye_array(3).tocsr()",
+        "a csr_array, which can change (set it on ctx)",
+    ),
+    "large array": (
+        "value = W[0]",
+        "W = np.ones(1 << 18)",
+        "`W`, a ndarray, which can change (arrays of up to 1 MiB are compared: set it on ctx)",
+    ),
     "array of objects": ("value = W[0]", "W = np.array([None, 1.0])", "`W`, a ndarray"),
     "array with gaps": ("value = W[0]", "W = np.ones(4)[::2]", "`W`, a ndarray"),
     "array that is written": (
@@ -333,7 +375,7 @@ IMPURE = {
     "dataclass that is not frozen": (
         "value = BOX.v",
         "import dataclasses\n@dataclasses.dataclass\nclass Box:\n    v: float = 1.0\nBOX = Box()",
-        "`BOX`, a Box",
+        "`BOX`, a Box, which can change (write @dataclass(frozen=True))",
     ),
     "frozen dataclass with a list": (
         "value = BOX.v[0]",
@@ -442,7 +484,7 @@ IMPURE = {
     "numpy passed on": (
         "value = helper(np)",
         "def helper(xp): return xp.random.rand()",
-        ".random of an unknown object",
+        "perhaps `numpy.random`",
     ),
     "random": ("value = random.random()", "import random", "belongs to one process"),
     "random by name": ("value = uniform(0, 1)", "from random import uniform", "can change"),
@@ -1208,9 +1250,20 @@ class TestAttributes:
         assert decide(module.Custom).run_on == "worker"
         assert "`TABLE`, a list" in decide(module.Custom, (module.Lens,)).reason
 
+    def test_what_pickle_refuses_has_another_remedy(self):
+        reason = attributes_reason({"lu": linalg.splu(sparse.eye_array(2).tocsc())})
+        assert reason == "`ctx.lu` is a SuperLU, which cannot be pickled"
+        words = attributes_words(Function, reason)
+        assert "make it again in backward" in words
+        assert "run_on" not in words  # it would be an error
+        spline = attributes_reason({"spline": CubicSpline([0.0, 1.0], [0.0, 1.0])})
+        assert spline == "`ctx.spline` is a CubicSpline, which can change"
+        assert 'run_on = "worker"' in attributes_words(Function, spline)
+
     def test_shared_containers_stay(self):
         log = []
-        assert "ctx.log" in attributes_reason({"log": log})
+        assert "which can change (set list() of it)" in attributes_reason({"log": log})
+        assert attributes_reason({"log": list(log)}) == ""
         assert "ctx.log" in attributes_reason({"log": {"inner": [log]}})
         assert "ctx.log" in attributes_reason({"log": (log,)})
 
