@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from mpgrad.base.dtype import default_float, set_default_dtype
+from mpgrad.base.dtype import DTYPES, default_float, set_default_dtype
 from mpgrad.base.print_options import OPTIONS
 from mpgrad.errors import ProtocolError
 
@@ -201,7 +201,7 @@ def take_over_surroundings(data: bytes) -> None:
     np.setbufsize(found.buffer_size)
     np.set_printoptions(**found.print_options)
     vars(OPTIONS).update(found.tensor_print_options)
-    set_default_dtype(np.dtype(found.default_dtype))
+    set_default_dtype(DTYPES[np.dtype(found.default_dtype)])
     if found.special_errors is not None:
         # Without an import scipy.special ignores errors, so the worker need not import it.
         is_plain = set(found.special_errors.values()) == {"ignore"}
