@@ -38,7 +38,7 @@ _NAMES_OF = {
     "mpgrad.base.limits": "finfo iinfo",
     "mpgrad.base.size": "Size",
     "mpgrad.base.memory_formats": (
-        "preserve_format contiguous_format channels_last channels_last_3d"
+        "preserve_format contiguous_format channels_last channels_last_3d strided"
     ),
     "mpgrad.autograd.function": "Function",
     "mpgrad.autograd.backward": "backward grad",

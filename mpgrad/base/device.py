@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from mpgrad.base.thread_state import PerThread
 
 
 class _Fields(NamedTuple):
@@ -45,6 +47,16 @@ class Device(_Fields):
             known = _known[kind, index] = super().__new__(cls, kind, index)
         return known
 
+    def __enter__(self) -> Device:
+        """Make new tensors of this thread here, until the end of the ``with``."""
+        default.outer = (*default.outer, default.device)
+        default.device = self
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        *outer, default.device = default.outer
+        default.outer = tuple(outer)
+
     def __str__(self) -> str:
         return self.type if self.index is None else f"{self.type}:{self.index}"
 
@@ -58,6 +70,16 @@ class Device(_Fields):
 device = Device
 
 CPU = Device("cpu")
+
+
+class _Default(PerThread):
+    """The device of new tensors in this thread, and those outside of the ``with`` that are open."""
+
+    device = CPU
+    outer: tuple[Device, ...] = ()
+
+
+default = _Default()
 
 
 def as_device(device: Device | str | None) -> Device:

@@ -8,7 +8,14 @@ from __future__ import annotations
 import enum
 
 
-class MemoryFormat(enum.Enum):
+class _Named(enum.Enum):
+    def __repr__(self) -> str:
+        return f"mpgrad.{self.name}"
+
+    __str__ = __repr__
+
+
+class MemoryFormat(_Named):
     """The values of ``memory_format=``."""
 
     preserve_format = "preserve_format"
@@ -18,3 +25,12 @@ class MemoryFormat(enum.Enum):
 
 
 preserve_format, contiguous_format, channels_last, channels_last_3d = MemoryFormat
+
+
+class Layout(_Named):
+    """The value of ``layout=``: all tensors are dense."""
+
+    strided = "strided"
+
+
+strided = Layout.strided

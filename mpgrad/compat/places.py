@@ -20,6 +20,7 @@ _PLACES = (
     ("jit compiler", "mpgrad.compat.jit"),
     ("version torch_version", "mpgrad.compat.version"),
     ("hub utils.model_zoo", "mpgrad.compat.hub"),
+    ("utils.tensorboard utils.tensorboard.writer", "mpgrad.compat.tensorboard"),
     ("testing", "mpgrad.compat.testing"),
     ("_C", "mpgrad._C mpgrad.compat.other_names"),
     ("autograd.function", "mpgrad.autograd.function mpgrad.compat.other_names"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import threadpoolctl
@@ -32,6 +34,31 @@ class _MissingDtype:
     def __repr__(self) -> str:
         return f"torch.{self._name}"
 
+
+def _dense(name: str) -> Callable[..., mpgrad.Tensor]:
+    """mpgrad's ``name``, which takes PyTorch's options of where and how memory lies, too."""
+    function = getattr(mpgrad, name)
+
+    @functools.wraps(function)
+    def make(
+        *args: Any,
+        layout: Any = None,
+        pin_memory: bool = False,
+        memory_format: Any = None,
+        **options: Any,
+    ) -> mpgrad.Tensor:
+        return function(*args, **options)  # type: ignore[no-any-return]
+
+    return make
+
+
+for _name in (
+    *("arange", "empty", "eye", "full", "linspace", "logspace", "ones", "range", "zeros"),
+    *("rand", "randint", "randn", "randperm", "tensor"),
+    *("empty_like", "full_like", "ones_like", "zeros_like"),
+    *("rand_like", "randint_like", "randn_like"),
+):
+    globals()[_name] = _dense(_name)
 
 bfloat16 = _MissingDtype("bfloat16")
 memory_format = MemoryFormat

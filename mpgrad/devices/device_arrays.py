@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpgrad.base.device import CPU, Device, as_device
-from mpgrad.base.thread_state import PerThread
+from mpgrad.base.device import CPU, Device, as_device, default
 from mpgrad.devices import cuda_driver
 
 if TYPE_CHECKING:
@@ -52,15 +51,6 @@ def device_of(array: Any) -> Device:
     return CPU if isinstance(array, np.ndarray) else cuda(array.device.id)
 
 
-class _Default(PerThread):
-    """The default device of this thread."""
-
-    device = CPU
-
-
-_default = _Default()
-
-
 def set_default_device(device: Device | str | int | None) -> None:
     """Make new tensors in this thread on ``device`` unless ``device=`` is given.
 
@@ -69,12 +59,12 @@ def set_default_device(device: Device | str | int | None) -> None:
     Raises:
         RuntimeError: there is no such device.
     """
-    _default.device = CPU if device is None else usable(device)
+    default.device = CPU if device is None else usable(device)
 
 
 def get_default_device() -> Device:
     """The default device of this thread."""
-    return _default.device
+    return default.device
 
 
 def usable(device: Device | str | int | None) -> Device:
@@ -86,7 +76,9 @@ def usable(device: Device | str | int | None) -> Device:
         RuntimeError: it is not a device, or there is no such GPU here.
     """
     if device is None:
-        return _default.device
+        device = default.device
+        if device is CPU:
+            return CPU
     found = Device("cuda", device) if isinstance(device, int) else as_device(device)
     if found.type == "cpu":
         return CPU

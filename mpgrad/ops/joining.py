@@ -63,7 +63,8 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
         indexing: ``"ij"``, or ``"xy"`` to swap the first two dimensions.
 
     Raises:
-        RuntimeError: another ``indexing``.
+        RuntimeError: another ``indexing``; one has more dimensions; they have different dtypes or
+            devices; or there are none.
         TypeError: one is no tensor.
     """
     if indexing not in ("ij", "xy"):
@@ -72,7 +73,19 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
         tensors = tuple(tensors[0])
     for at, tensor in enumerate(tensors):
         require_tensors("meshgrid", **{f"tensors[{at}]": tensor})
+    if not tensors:
+        raise RuntimeError("meshgrid expects a non-empty TensorList")
     sizes = [tensor._array.size for tensor in tensors]
+    if any(tensor.ndim > 1 for tensor in tensors):
+        raise RuntimeError(
+            "torch.meshgrid: Expected 0D or 1D tensor in the tensor list but got shapes "
+            f"{[list(tensor.shape) for tensor in tensors]}"
+        )
+    if len({(tensor.dtype, tensor.device) for tensor in tensors}) > 1:
+        raise RuntimeError(
+            "torch.meshgrid expects all tensors to have the same dtype and device, not "
+            f"{[f'{tensor.dtype} on {tensor.device}' for tensor in tensors]}"
+        )
     grids = [
         expand(reshape(tensor, tuple(-1 if d == at else 1 for d in range(len(sizes)))), *sizes)
         for at, tensor in enumerate(tensors)

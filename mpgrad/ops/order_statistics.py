@@ -68,7 +68,16 @@ def nansum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any 
 
 
 def nanmean(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """The mean over ``dim`` without NaNs, computed in ``dtype`` if it is given."""
+    """The mean over ``dim`` without NaNs, computed in ``dtype`` if it is given.
+
+    Raises:
+        RuntimeError: ``input`` holds integers or booleans.
+    """
+    if input.dtype.kind not in "fc":
+        raise RuntimeError(
+            "nanmean(): expected input to have floating point or complex dtype but got "
+            f"{input.dtype}"
+        )
     total = nansum(input, dim, keepdim, dtype=dtype)
     return total / sum_over(logical_not(isnan(input)), dim, keepdim)
 
@@ -98,10 +107,13 @@ def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Val
     """(values, indices) of the ``k``-th smallest element along ``dim``; NaN counts as largest.
 
     Raises:
+        IndexError: there are no elements along ``dim``.
         RuntimeError: there is no ``k``-th element.
     """
     dim = one_dim(dim, input.ndim)
     length = input.shape[dim] if input.ndim else 1
+    if length == 0:
+        raise IndexError(f"kthvalue(): Expected reduction dim {dim} to have non-zero size.")
     if not 1 <= k <= length:
         raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dim}")
     return _ranked(input, k - 1, dim, keepdim, nan_first=False)

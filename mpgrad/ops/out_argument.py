@@ -48,7 +48,7 @@ TAKE_OUT = frozenset(_NAMES.split())
 #: Functions that pick elements: ``out`` has their dtype, and lies elsewhere.
 _PICKING = frozenset({"amax", "amin", "cat", "gather", "index_select", "masked_select", "take"})
 #: Others whose ``out`` has their dtype.
-_OF_THEIR_DTYPE = frozenset({"aminmax", "complex", "multinomial"})
+_OF_THEIR_DTYPE = frozenset({"aminmax", "complex", "multinomial", "nonzero"})
 #: Functions that compute in the dtype of ``out`` if no dtype is given.
 _IN_ITS_DTYPE = frozenset(
     {

@@ -17,6 +17,7 @@ from mpgrad.graph.grad_modes import is_grad_enabled
 from mpgrad.graph.registry import operator
 from mpgrad.ops.arrangements import atleast_3d
 from mpgrad.ops.choices import nonzero
+from mpgrad.ops.creation import empty
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.dimensions import INTEGERS, as_tuple, one_dim
 from mpgrad.ops.indexing import tensor_split
@@ -199,6 +200,8 @@ def block_diag(*tensors: Tensor) -> Tensor:
                 "block_diag: Input tensors must have 2 or fewer dimensions. Input "
                 f"{at} has {tensor.ndim} dimensions"
             )
+    if not tensors:
+        return empty(1, 0)
     dtype = result_dtype(*tensors)
     blocks = [cast(reshape(t, (1, -1)) if t.ndim < 2 else t, dtype) for t in tensors]
     width, before, rows = sum(b.shape[1] for b in blocks), 0, []

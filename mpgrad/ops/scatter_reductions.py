@@ -104,10 +104,11 @@ def _reduced(
     if reduce == "sum":
         return total
     line = (INDEX,)
-    start = ones(input.shape[dim], dtype=input.dtype, device=input.device)
+    dtype = input.dtype.to_real()
+    start = ones(input.shape[dim], dtype=dtype, device=input.device)
     start = start if include_self else put_index(start, 0, line, [index])
     added = scatter_index(
-        ones(index.numel(), dtype=input.dtype, device=input.device), line, [index], start.shape
+        ones(index.numel(), dtype=dtype, device=input.device), line, [index], start.shape
     )
     counts = reshape(clamp_min(add(start, added), 1), (-1, *(1,) * (input.ndim - dim - 1)))
     return div(total, counts, rounding_mode=None if input.dtype.kind in "fc" else "floor")

@@ -116,9 +116,11 @@ def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
     """The elements moved on by ``shifts`` along ``dims``; what leaves at the end comes in again.
 
     Raises:
-        RuntimeError: not as many shifts as dimensions.
+        RuntimeError: not as many shifts as dimensions, or none.
     """
-    if dims is None:
+    if as_tuple(shifts) == ():
+        raise RuntimeError("`shifts` required")
+    if dims is None or as_tuple(dims) == ():
         return reshape(roll(reshape(input, -1), shifts, 0), input.shape)
     steps = as_tuple(shifts)
     along = as_tuple(dims)

@@ -157,8 +157,13 @@ def t(input: Tensor) -> Tensor:
     )
 
 
-#: PyTorch's other names for it.
-swapaxes = swapdims = transpose
+#: PyTorch's other name for it.
+swapdims = transpose
+
+
+def swapaxes(input: Tensor, axis0: int, axis1: int) -> Tensor:
+    """``transpose`` with NumPy's names of the dimensions."""
+    return transpose(input, axis0, axis1)
 
 
 def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
@@ -289,7 +294,12 @@ _flip = operator(
 def flip(input: Tensor, *along: Any, dims: Any = None) -> Tensor:
     """A copy with the order of elements reversed along ``dims``: ``flip(x, 0, 1)``, ``flip(x, (0,
     1))`` or ``flip(x, dims=(0, 1))``.
+
+    Raises:
+        TypeError: there are no ``dims``.
     """
+    if not along and dims is None:
+        raise TypeError("flip() missing 1 required positional argument: 'dims'")
     named = along if dims is None else (dims,)
     return call(_flip, input, dims=tuple(one_dim(d, input.ndim) for d in _sizes(named)))
 
@@ -342,10 +352,13 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> 
     """
     parts = _of_one_dtype("cat", tensors)
     # An empty vector fits to everything, for historical reasons.
-    filled = [part for part in parts if part.shape != (0,)] or parts
+    filled = [part for part in parts if part.shape != (0,)]
+    dim = dim if axis is None else axis
+    if not filled:
+        return call(_cat, *parts, dim=0)
     if len(filled) < len(parts):
         parts = filled
-    dim = one_dim(dim if axis is None else axis, parts[0].ndim)
+    dim = one_dim(dim, parts[0].ndim)
     shapes = {p.shape[:dim] + p.shape[dim + 1 :] for p in parts if p.ndim == parts[0].ndim}
     if len(shapes) > 1 or parts[0].ndim == 0 or any(p.ndim != parts[0].ndim for p in parts):
         raise RuntimeError(

@@ -320,7 +320,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "view_as": _view_as,
     "reshape_as": _reshape_as,
     "expand_as": _expand_as,
-    "swapaxes": shape.transpose,
+    "swapaxes": shape.swapaxes,
     "swapdims": shape.transpose,
     "moveaxis": shape.movedim,
     **{

@@ -9,10 +9,12 @@ import numpy as np
 
 from mpgrad.backends.array_proxies import ArrayProxy
 from mpgrad.base.memory_formats import (
+    Layout,
     MemoryFormat,
     channels_last,
     channels_last_3d,
     contiguous_format,
+    strided,
 )
 from mpgrad.devices.device_arrays import address
 from mpgrad.tensors.tensor import Tensor
@@ -132,10 +134,16 @@ def _is_sparse(self: Tensor) -> bool:
     return False
 
 
+def _layout(self: Tensor) -> Layout:
+    """``strided``: there are no sparse tensors."""
+    return strided
+
+
 PROPERTIES: dict[str, property] = {
     "nbytes": property(_nbytes),
     "itemsize": property(element_size),
     "is_cuda": property(_is_cuda),
     "is_cpu": property(_is_cpu),
     "is_sparse": property(_is_sparse),
+    "layout": property(_layout),
 }

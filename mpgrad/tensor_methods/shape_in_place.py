@@ -10,11 +10,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from mpgrad.base.memory_formats import MemoryFormat, contiguous_format, preserve_format
 from mpgrad.devices.device_arrays import on
 from mpgrad.dispatch.in_place import check_recordable, refuse_inference_tensor
-from mpgrad.graph.grad_modes import is_grad_enabled, is_inference_mode_enabled
+from mpgrad.graph.grad_modes import is_grad_enabled, is_inference_mode_enabled, no_grad
 from mpgrad.ops import rearrangements, shape
 from mpgrad.ops.creation import shape_from
+from mpgrad.tensor_methods.storages import UntypedStorage
 from mpgrad.tensors import storage
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.tensors.view import set_history
@@ -51,8 +53,12 @@ def _become(tensor: Tensor, view: Tensor) -> None:
         tensor._view.version = tensor._version_counter.value
 
 
-def resize_(self: Tensor, *size: Any) -> Tensor:
+def resize_(
+    self: Tensor, *size: Any, memory_format: MemoryFormat = contiguous_format
+) -> Tensor:
     """Change the shape to any number of elements: the first ones stay, new ones are uninitialised.
+
+    ``memory_format`` is accepted: the result is C-contiguous.
 
     Raises:
         RuntimeError: the tensor requires grad, is a view, or was made in inference mode, which is
@@ -62,10 +68,10 @@ def resize_(self: Tensor, *size: Any) -> Tensor:
     if self.requires_grad and not is_inference_mode_enabled():
         raise RuntimeError("cannot resize variables that require grad")
     refuse_inference_tensor(self)
-    if self._view is not None:
-        raise RuntimeError("cannot resize a view of another tensor: clone() it first")
     if wanted == self.shape:
         return self
+    if self._view is not None:
+        raise RuntimeError("cannot resize a view of another tensor: clone() it first")
     count = math.prod(wanted)
     with on(self.device):
         elements = self._array.ravel("K")
@@ -79,20 +85,43 @@ def resize_(self: Tensor, *size: Any) -> Tensor:
     return self
 
 
-def resize_as_(self: Tensor, other: Tensor) -> Tensor:
+def resize_as_(
+    self: Tensor, other: Tensor, *, memory_format: MemoryFormat = preserve_format
+) -> Tensor:
     """``resize_`` to the shape of ``other``."""
     return resize_(self, other.shape)
 
 
-def set_(self: Tensor, source: Tensor) -> Tensor:
-    """Use the memory of ``source`` from now on, with its shape.
+def set_(
+    self: Tensor,
+    source: Tensor | UntypedStorage,
+    storage_offset: int = 0,
+    size: Any = None,
+    stride: Any = None,
+) -> Tensor:
+    """Use the memory of ``source`` from now on, with its shape or as the other arguments say.
+
+    Args:
+        source: a tensor, or its storage.
+        storage_offset: the place of the first element in the memory.
+        size: the new shape; by default that of a tensor, all elements of a storage.
+        stride: how far apart neighbours are along each dimension; by default as contiguous ones.
 
     Raises:
-        RuntimeError: the tensor requires grad and recording is on, or the dtypes differ.
+        RuntimeError: the tensor requires grad and recording is on, the dtypes differ, or a place
+            lies outside of the memory.
     """
     refuse_inference_tensor(self)
     if is_grad_enabled() and self.requires_grad:
         check_recordable(self)
+    if isinstance(source, UntypedStorage):
+        source = shape.reshape(source._tensor.detach(), -1)
+        size = source.shape if size is None else size
+    if size is not None:
+        size = shape_from((size,))
+        steps = _contiguous_steps(size) if stride is None else stride
+        with no_grad():
+            source = rearrangements.as_strided(source, size, steps, storage_offset)
     if source.dtype != self.dtype:
         raise RuntimeError(
             f"Could not set tensor of type {source.dtype} to a tensor of type {self.dtype}"
@@ -102,6 +131,10 @@ def set_(self: Tensor, source: Tensor) -> Tensor:
     self._was_reshaped = True
     self._version_counter.count()
     return self
+
+
+def _contiguous_steps(size: tuple[int, ...]) -> list[int]:
+    return [math.prod(size[k + 1 :]) for k in range(len(size))]
 
 
 METHODS: dict[str, Callable[..., Any]] = {

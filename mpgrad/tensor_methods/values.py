@@ -35,12 +35,19 @@ def tolist(self: Tensor) -> Any:
 
 def _float(self: Tensor) -> float:
     _warn_of_lost_history(self)
-    return float(_scalar(self))
+    return float(_real(self))
 
 
 def _complex(self: Tensor) -> complex:
     _warn_of_lost_history(self)
     return complex(_scalar(self))
+
+
+def _real(self: Tensor) -> Any:
+    value = _scalar(self)
+    if isinstance(value, complex) and value.imag:
+        raise RuntimeError(f"{value} cannot be converted to a real number without overflow")
+    return value.real
 
 
 def _scalar(self: Tensor) -> Any:
@@ -80,7 +87,7 @@ def _index(self: Tensor) -> int:
 
 
 def _int(self: Tensor) -> int:
-    return int(_scalar(self))
+    return int(_real(self))
 
 
 def _len(self: Tensor) -> int:
