@@ -37,7 +37,7 @@ class finfo:
         self.bits = int(found.bits)
         self.eps, self.max, self.min = float(found.eps), float(found.max), float(found.min)
         self.tiny = self.smallest_normal = float(found.smallest_normal)
-        self.resolution = float(found.resolution)
+        self.resolution = 10.0 ** -int(found.precision)
         self.dtype = str(found.dtype)
 
     def __repr__(self) -> str:

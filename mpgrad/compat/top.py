@@ -138,6 +138,13 @@ def autocast(device_type: str = "cuda", *args: Any, **options: Any) -> Any:
     return made(device_type, *args, **options)
 
 
+def GradScaler(device: str = "cuda", **options: Any) -> Any:
+    """See :class:`mpgrad.compat.amp.GradScaler`."""
+    from mpgrad.compat.amp import GradScaler as made
+
+    return made(device, **options)
+
+
 def is_autocast_enabled(device_type: str | None = None) -> bool:
     """False: there is no mixed precision."""
     return False

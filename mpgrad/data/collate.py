@@ -36,7 +36,7 @@ def default_collate(samples: Sequence[Any]) -> Any:
         return samples
     if isinstance(first, Mapping):
         return {key: default_collate([sample[key] for sample in samples]) for key in first}
-    if isinstance(first, tuple | list):
+    if isinstance(first, Sequence):
         return _collate_rows(samples)
     raise TypeError(
         "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found "
@@ -72,6 +72,6 @@ def default_convert(data: Any) -> Any:
         return {key: default_convert(value) for key, value in data.items()}
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*map(default_convert, data))
-    if isinstance(data, tuple | list):
+    if isinstance(data, Sequence):
         return [default_convert(value) for value in data]
     return data

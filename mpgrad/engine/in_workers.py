@@ -240,9 +240,11 @@ def _open_results(
                     if ref in opened:
                         # The session holds a block once per capture; one lease serves all of these.
                         session.to_release.append(ref)
+                        # A Node may pass its gradient on in another shape or dtype.
+                        array = opened[ref].view(meta.dtype).reshape(meta.shape)
                     else:
-                        opened[ref] = sessions.lease(session, ref, meta)
-                    results.append((opened[ref], exclusive))
+                        array = opened[ref] = sessions.lease(session, ref, meta)
+                    results.append((array, exclusive))
                 else:
                     if is_counted(ref):  # a GPU worker's: copied, since it dies with it
                         session.to_release.append(ref)

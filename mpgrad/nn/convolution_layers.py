@@ -51,6 +51,14 @@ class _Convolution(Weighted):
                 f"padding_mode must be one of {set(_PADDING_MODES)}, but got "
                 f"padding_mode={padding_mode!r}"
             )
+        padding = windows.get("padding")
+        if isinstance(padding, str):
+            if padding not in ("same", "valid"):
+                raise ValueError(
+                    f"Invalid padding string {padding!r}, should be one of ['valid', 'same']"
+                )
+            if padding == "same" and any(step != 1 for step in self._lengths(windows["stride"])):
+                raise ValueError("padding='same' is not supported for strided convolutions")
         self.in_channels, self.out_channels = channels
         for name, value in windows.items():
             setattr(self, name, value if isinstance(value, str) else self._lengths(value))

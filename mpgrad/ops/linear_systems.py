@@ -13,11 +13,14 @@ from mpgrad.devices.device_arrays import on_host
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import div
+from mpgrad.ops.choices import where
+from mpgrad.ops.comparison import isnan
 from mpgrad.ops.creation import eye
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.factorizations import adjoint_of, check_matrix, eigvalsh, masked, svdvals
+from mpgrad.ops.failing_matrices import inv_ex
 from mpgrad.ops.linalg import matmul
-from mpgrad.ops.matrices import check_square, inv, solve_matrices
+from mpgrad.ops.matrices import check_square, solve_matrices
 from mpgrad.ops.matrix_norms import matrix_norm
 from mpgrad.ops.promotion import require_numbers
 from mpgrad.ops.selection import tril, triu
@@ -343,7 +346,7 @@ def matrix_rank(
 
 def cond(A: Tensor, p: Any = None) -> Tensor:
     """The condition number: ``norm(A) * norm(inv(A))``, or of singular values where ``p`` is None,
-    2 or -2.
+    2 or -2. That of a singular matrix is infinite.
 
     Args:
         A: (..., m, n); (..., n, n) for another ``p``.
@@ -362,10 +365,6 @@ def cond(A: Tensor, p: Any = None) -> Tensor:
     check_square("cond", A)
     if A._array.size == 0:
         return matrix_norm(A, "fro")
-    try:
-        inverse = inv(A)
-    except RuntimeError:
-        if A.ndim > 2:
-            raise
-        return matrix_norm(A, p).detach() * math.inf
-    return matrix_norm(A, p) * matrix_norm(inverse, p)
+    # The inverse of a singular matrix is NaN here.
+    found = matrix_norm(A, p) * matrix_norm(inv_ex(A).inverse, p)
+    return where(isnan(found), math.inf, found)

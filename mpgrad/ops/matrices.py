@@ -217,7 +217,7 @@ def logdet(input: Tensor) -> Tensor:
     return where(eq(sign, -1), math.nan, logarithm)  # type: ignore[no-any-return]
 
 
-def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
+def cholesky(A: Tensor, upper: bool = False) -> Tensor:
     """The lower triangular ``L`` of ``A = L L^H`` (or its adjoint, if ``upper``).
 
     The lower triangle of ``A`` is read (the upper one, if ``upper``); the gradient is Hermitian.

@@ -14,6 +14,7 @@ from mpgrad.devices.device_arrays import on
 from mpgrad.dispatch.in_place import overwrite
 from mpgrad.graph.grad_modes import is_grad_enabled
 from mpgrad.ops.argument_types import wrong_argument
+from mpgrad.ops.older_forms import OLDER, with_older_form
 from mpgrad.ops.promotion import check_cast
 from mpgrad.tensors.storage import empty
 from mpgrad.tensors.tensor import Tensor
@@ -133,7 +134,8 @@ def public(value: Any, name: str) -> Any:
     """The value of ``name`` in ``mpgrad``."""
     if not isinstance(value, FunctionType):
         return value
-    return (with_out if name in TAKE_OUT else without_out)(value, "mpgrad")
+    function = with_older_form(name, value) if name in OLDER else value
+    return (with_out if name in TAKE_OUT else without_out)(function, "mpgrad")
 
 
 def _into(

@@ -235,9 +235,10 @@ def avg_pool2d(
     if input.ndim == 3:
         options = (stride, padding, ceil_mode, count_include_pad, divisor_override)
         return squeeze(avg_pool2d(unsqueeze(input, 0), kernel_size, *options), 0)
-    if input.dtype.kind in "iu":
+    if input.dtype.kind in "iu" or input.dtype == np.float16:
+        exact = np.float32 if input.dtype.kind == "f" else np.float64
         options = (stride, padding, ceil_mode, count_include_pad, divisor_override)
-        return cast(avg_pool2d(cast(input, np.float64), kernel_size, *options), input.dtype)
+        return cast(avg_pool2d(cast(input, exact), kernel_size, *options), input.dtype)
     windows = _windows("avg_pool2d", input, kernel_size, stride, padding, 1, ceil_mode)
     plain = not any(windows.excess) and divisor_override is None
     means = call(

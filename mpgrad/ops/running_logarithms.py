@@ -76,14 +76,14 @@ def _difference(xp: Any, a: Any, b: Any) -> Any:
 _logcumsumexp = operator("logcumsumexp", _running, input=_running_grad)
 
 
-def logcumsumexp(input: Any, dim: int) -> Tensor:
+def logcumsumexp(input: Any, dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """``log(cumsum(exp(input)))`` along ``dim``, without overflow.
 
     Raises:
         NotImplementedError: the elements are integers.
     """
     tensor = as_tensor_operand(input)
-    dim = one_dim(dim, tensor.ndim)
+    dim = one_dim(dim if axis is None else axis, tensor.ndim)
     if tensor.dtype.kind not in "fc":
         raise NotImplementedError(f"logcumsumexp is not implemented for {tensor.dtype}")
     if tensor.ndim == 0 or tensor.numel() == 0:

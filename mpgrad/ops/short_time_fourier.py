@@ -174,7 +174,8 @@ def istft(
     stop = total - start if length is None else start + length
     inside = min(stop, total) - start
     signal, envelope = (
-        narrow(_overlapped(x, hop, total), 1, start, inside) for x in (mul(frames, whole), squares)
+        narrow(_overlapped(x, hop, total), 1, start, inside)
+        for x in (mul(frames, conj(whole)), squares)
     )
     if inside and float(amin(absolute(envelope)).item()) <= 1e-11:
         raise RuntimeError("istft(): window overlap add min: a part of the signal is in no window")

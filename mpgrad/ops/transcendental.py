@@ -117,9 +117,23 @@ log10 = _elementwise(
     lambda xp, grad, input: xp.divide(grad, xp.multiply(input, math.log(10))),
     "The logarithm to the base 10.",
 )
+
+
+def _log1p(xp: Any, input: Any) -> Any:
+    if input.dtype.kind != "c":
+        return xp.log1p(input)
+    # NumPy's loses small real parts.
+    real, imag = xp.real(input), xp.imag(input)
+    beyond = xp.add(xp.multiply(real, xp.add(real, 2)), xp.multiply(imag, imag))
+    near = xp.multiply(xp.log1p(beyond), 0.5)
+    far = xp.log(xp.absolute(xp.add(input, 1)))
+    is_near = xp.less(xp.absolute(input), 0.5)
+    return xp.complex(xp.where(is_near, near, far), xp.arctan2(imag, xp.add(real, 1)))
+
+
 log1p = _elementwise(
     "log1p",
-    lambda xp, input: xp.log1p(input),
+    _log1p,
     lambda xp, grad, input: xp.divide(grad, xp.add(input, 1)),
     "``log(1 + input)``, exact near 0.",
 )

@@ -39,6 +39,7 @@ from mpgrad.ops import (
     matrix_functions,
     memory_layouts,
     norms,
+    older_forms,
     order_statistics,
     ordering,
     overwriting,
@@ -405,6 +406,9 @@ def _attach() -> None:
             setattr(Tensor, name, member)
     for name, method in _IN_PLACE.items():
         setattr(Tensor, f"__i{name}__", _infix(getattr(Tensor, method)))
+    for name in older_forms.OLDER:
+        for method in (name, f"{name}_"):
+            setattr(Tensor, method, older_forms.with_older_form(name, getattr(Tensor, method)))
     Node.__call__ = call_node  # type: ignore[method-assign]
     engine_slot.load = _load_engine
 

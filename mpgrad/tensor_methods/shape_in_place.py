@@ -53,9 +53,7 @@ def _become(tensor: Tensor, view: Tensor) -> None:
         tensor._view.version = tensor._version_counter.value
 
 
-def resize_(
-    self: Tensor, *size: Any, memory_format: MemoryFormat = contiguous_format
-) -> Tensor:
+def resize_(self: Tensor, *size: Any, memory_format: MemoryFormat = contiguous_format) -> Tensor:
     """Change the shape to any number of elements: the first ones stay, new ones are uninitialised.
 
     ``memory_format`` is accepted: the result is C-contiguous.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.devices.device_arrays import on_host
-from mpgrad.ops import comparison, indexing
+from mpgrad.ops import comparison, indexing, shape
 from mpgrad.tensors.tensor import Tensor
 
 _has_warned_of_scalar = False
@@ -102,6 +102,11 @@ def _iter(self: Tensor) -> Iterator[Tensor]:
     return iter(indexing.unbind(self))
 
 
+def _reversed(self: Tensor) -> Tensor:
+    """A copy from the last row to the first."""
+    return shape.flip(self, 0) if self.ndim else self
+
+
 def _contains(self: Tensor, value: Any) -> bool:
     return bool(on_host(comparison.eq(self, value)._array).any())
 
@@ -150,6 +155,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "__len__": _len,
     "__iter__": _iter,
     "__contains__": _contains,
+    "__reversed__": _reversed,
     "__bool__": _bool,
     "__float__": _float,
     "__complex__": _complex,

@@ -253,6 +253,37 @@ def test_other_names_of_what_is_here() -> None:
         stand_in.hub.load_state_dict_from_url("model.pth")
 
 
+def test_new_tensors_take_options_about_memory() -> None:
+    zeros = stand_in.zeros(2, layout=stand_in.strided, pin_memory=False)
+    assert (zeros.tolist(), zeros.layout) == ([0, 0], stand_in.strided)
+    like = stand_in.empty_like(zeros, memory_format=stand_in.preserve_format, layout=zeros.layout)
+    assert like.shape == (2,)
+    assert stand_in.randint(3, 4, (2,), pin_memory=True).tolist() == [3, 3]
+    assert stand_in.tensor([1.0], pin_memory=True, requires_grad=True).requires_grad
+
+
+def test_the_prefix_of_a_parallel_model_is_taken_from_the_keys() -> None:
+    state = {"module.weight": 1, "bias": 2, "module.inner.bias": 3}
+    stand_in.nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "module.")
+    assert state == {"weight": 1, "bias": 2, "inner.bias": 3}
+
+
+def test_a_scaler_of_gradients_has_its_name_in_torch_itself() -> None:
+    assert isinstance(stand_in.GradScaler("cpu"), stand_in.amp.GradScaler)
+
+
+@pytest.mark.slow
+def test_summaries_for_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    writer = stand_in.utils.tensorboard.SummaryWriter(str(tmp_path))
+    weight = mg.ones(2, 3, requires_grad=True)
+    writer.add_scalar("loss", weight.sum(), 1)
+    writer.add_scalars("losses", {"train": mg.tensor(2.0), "test": 3.0}, 1)
+    writer.add_histogram("weight", weight, global_step=1)
+    writer.close()
+    assert b"weight" in b"".join(file.read_bytes() for file in tmp_path.glob("events*"))
+
+
 def test_tensors_that_are_not_close_are_told_apart() -> None:
     close = stand_in.testing.assert_close
     close({"a": [mg.ones(2), 1.0]}, {"a": [mg.ones(2) + 1e-6, 1.0]})

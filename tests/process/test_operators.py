@@ -25,7 +25,9 @@ def derivatives(case: Case) -> list[tuple[str, bytes] | None]:
 
 
 def _bits(tensor: Any) -> tuple[str, bytes] | None:
-    return None if tensor is None else (str(tensor.dtype), tensor.detach().numpy().tobytes())
+    if tensor is None:
+        return None
+    return f"{tensor.dtype} {tuple(tensor.shape)}", tensor.detach().numpy().tobytes()
 
 
 @pytest.mark.slow
@@ -33,6 +35,20 @@ def test_every_operator_in_workers(engine: mg.Engine) -> None:
     with mg.Engine("local"):
         here = {case.name: derivatives(case) for case in CASES}
     assert [case.name for case in CASES if derivatives(case) != here[case.name]] == []
+
+
+def test_a_gradient_that_is_passed_on_in_another_shape(engine: mg.Engine) -> None:
+    # Both are one block of memory. The second one had the shape of the first.
+    def gradients() -> list[Any]:
+        x = mg.ones(2, 5000, requires_grad=True)
+        flat = x.reshape(-1)
+        of_x, of_flat = mg.grad((flat**3).sum(), [x, flat], create_graph=True)
+        (second,) = mg.grad((of_x**2).sum(), x)
+        return [_bits(gradient) for gradient in (of_x, of_flat, second)]
+
+    with mg.Engine("local"):
+        here = gradients()
+    assert gradients() == here
 
 
 @pytest.mark.parametrize(
