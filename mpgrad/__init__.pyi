@@ -65,6 +65,7 @@ from mpgrad.base.memory_formats import channels_last as channels_last
 from mpgrad.base.memory_formats import channels_last_3d as channels_last_3d
 from mpgrad.base.memory_formats import contiguous_format as contiguous_format
 from mpgrad.base.memory_formats import preserve_format as preserve_format
+from mpgrad.base.memory_formats import strided as strided
 from mpgrad.base.size import Size as Size
 from mpgrad.compilation.compile import compile as compile
 from mpgrad.devices.device_arrays import get_default_device as get_default_device

@@ -118,3 +118,15 @@ def test_a_memory_format_is_accepted_by_all_that_make_tensors_like_others() -> N
         for made in (mg.full_like, mg.randint_like):
             assert made(x, 3, memory_format=layout).is_contiguous()
         assert x.to(memory_format=layout).clone(memory_format=layout).shape == x.shape
+
+
+def test_a_device_is_the_default_inside_with() -> None:
+    outside = mg.get_default_device()
+    with mg.device("cuda:1") as gpu:
+        assert mg.get_default_device() is gpu
+        with mg.device("cpu"):
+            assert mg.ones(1).device == mg.device("cpu")
+        assert mg.get_default_device() is gpu
+    with pytest.raises(ZeroDivisionError), gpu:
+        raise ZeroDivisionError
+    assert mg.get_default_device() is outside
