@@ -27,10 +27,10 @@ class MemoryFormat(_Named):
 preserve_format, contiguous_format, channels_last, channels_last_3d = MemoryFormat
 
 
-class Layout(_Named):
+class TensorLayout(_Named):
     """The value of ``layout=``: all tensors are dense."""
 
     strided = "strided"
 
 
-strided = Layout.strided
+strided = TensorLayout.strided

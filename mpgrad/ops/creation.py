@@ -14,6 +14,7 @@ from mpgrad.base.dtype import COMPLEX, DEFAULTS, FLOATING, default_float
 from mpgrad.base.memory_formats import MemoryFormat, preserve_format
 from mpgrad.devices.device_arrays import on, on_host, usable
 from mpgrad.ops.device_moves import to_device
+from mpgrad.ops.large_integers import OF_LARGE_INTEGERS, large_integers
 from mpgrad.ops.promotion import cast, require_numbers, stored
 from mpgrad.tensors import storage
 from mpgrad.tensors.tensor import Tensor
@@ -397,8 +398,8 @@ def _array_of(data: Any, dtype: Any) -> Array:
         data = on_host(data._array)
     dtypes: set[np.dtype[Any]] = set()
     array = np.asarray(_numbers_of(data, dtypes))
-    if array.dtype in _OF_LARGE_INTEGERS and array.dtype not in dtypes:
-        array = _large_integers(array, dtype)
+    if array.dtype in OF_LARGE_INTEGERS and array.dtype not in dtypes:
+        array = large_integers(array, dtype)
     _check_numeric(array)
     if dtype is not None:
         return array.astype(dtype, copy=False)
@@ -406,32 +407,6 @@ def _array_of(data: Any, dtype: Any) -> Array:
     if from_python and array.dtype in _DOUBLE and dtypes.isdisjoint(_DOUBLE):
         return array.astype(DEFAULTS[_DOUBLE[array.dtype]], copy=False)
     return array
-
-
-#: What NumPy makes of Python's integers that int64 cannot hold.
-_OF_LARGE_INTEGERS = (np.dtype(np.uint64), np.dtype(object))
-
-
-def _large_integers(array: Array, dtype: Any) -> Array:
-    """Python's numbers, of which one is too large for int64, in a dtype that holds it.
-
-    Raises:
-        ValueError: ``dtype`` cannot, or all are integers and no dtype is asked for.
-    """
-    kinds = {type(value) for value in array.reshape(-1).tolist()}
-    if not kinds or not kinds <= {bool, int, float, complex}:
-        return array
-    if dtype is None and kinds <= {bool, int}:
-        raise ValueError("Overflow when unpacking long long: give a dtype that holds the number")
-    wanted = np.dtype(dtype or (complex if complex in kinds else float))
-    if wanted.kind == "b":
-        return array.astype(bool)
-    if wanted.kind in "iu":
-        limits = np.iinfo(wanted)
-        if any(not limits.min <= value.real <= limits.max for value in array.reshape(-1).tolist()):
-            raise ValueError(f"a number is too large for {wanted}")
-        return array.astype(wanted)
-    return array.astype(complex if complex in kinds else float)
 
 
 def _numbers_of(data: Any, dtypes: set[np.dtype[Any]]) -> Any:

@@ -9,8 +9,8 @@ import numpy as np
 
 from mpgrad.backends.array_proxies import ArrayProxy
 from mpgrad.base.memory_formats import (
-    Layout,
     MemoryFormat,
+    TensorLayout,
     channels_last,
     channels_last_3d,
     contiguous_format,
@@ -134,7 +134,7 @@ def _is_sparse(self: Tensor) -> bool:
     return False
 
 
-def _layout(self: Tensor) -> Layout:
+def _layout(self: Tensor) -> TensorLayout:
     """``strided``: there are no sparse tensors."""
     return strided
 
