@@ -139,8 +139,9 @@ os.register_at_fork(after_in_child=_leave_others_in_child)
 #: Idle threads sleep after 2^18 cycles.
 TIMEOUT = "18"
 _VARIABLE = "OPENBLAS_THREAD_TIMEOUT"
-#: Exported by the OpenBLAS of NumPy's and SciPy's wheels: one reads the environment again, one ends
-#: the threads, which the next product starts again (as it does after every fork).
+#: Exported by the OpenBLAS of wheels up to NumPy 2.4, hidden in later ones: one reads the
+#: environment again, one ends the threads, which the next product starts again (as it does after
+#: every fork).
 _READ, _END = "openblas_read_env", "blas_thread_shutdown_"
 #: A thread whose innermost Python frame is in this module waits, so it is not inside BLAS.
 _WAITING = ("asyncio", "concurrent", "queue", "selectors", "socket", "threading", "zmq")
@@ -167,10 +168,15 @@ def let_idle_threads_sleep() -> None:
             return
         os.environ[_VARIABLE] = TIMEOUT
         for library in libraries:
-            if hasattr(library, _READ) and hasattr(library, _END):
+            if reads_again(library):
                 getattr(library, _READ)()
                 getattr(library, _END)()
         _is_done = True
+
+
+def reads_again(library: ctypes.CDLL) -> bool:
+    """Whether this OpenBLAS can read its environment again after it was loaded."""
+    return hasattr(library, _READ) and hasattr(library, _END)
 
 
 def _others_wait() -> bool:

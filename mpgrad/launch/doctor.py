@@ -6,6 +6,7 @@ Each check tries the thing itself where that is possible, instead of asking for 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.metadata
 import json
 import os
@@ -139,13 +140,25 @@ def _blas() -> tuple[Verdict, str]:
     import numpy  # noqa: F401  (loads the library that threadpoolctl then finds)
     from threadpoolctl import threadpool_info
 
+    from mpgrad.engine.blas import reads_again
+
     libraries = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     if not libraries:
         return "note", "none that threadpoolctl can limit: workers may use more threads than CPUs"
-    return "ok", ", ".join(
+    detail = ", ".join(
         f"{pool['internal_api']} {pool['version']} with {pool['num_threads']} threads here "
         "(1 in each worker)"
         for pool in libraries
+    )
+    has_threads = [pool for pool in libraries if pool["num_threads"] > 1]
+    if all(
+        pool["internal_api"] != "openblas" or reads_again(ctypes.CDLL(pool["filepath"]))
+        for pool in has_threads
+    ):
+        return "ok", detail
+    return "note", (
+        f"{detail}; its idle threads take cores from the workers if NumPy is imported before "
+        "mpgrad: import mpgrad first, or set OPENBLAS_THREAD_TIMEOUT=18"
     )
 
 

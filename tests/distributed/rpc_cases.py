@@ -251,7 +251,7 @@ def test_wrong_arguments():
     error = raised(TypeError, rpc.rpc_sync, NAME, add, (threading.Lock(),))
     assert "a call of add cannot travel to another host" in str(error)
     error = raised(TypeError, rpc.rpc_sync, NAME, threading.Lock)
-    assert "the result of a call of allocate_lock cannot travel" in str(error)
+    assert f"the result of a call of {threading.Lock.__name__} cannot travel" in str(error)
 
 
 def test_nested_rpc():

@@ -43,6 +43,18 @@ def test_a_check_that_raises_is_a_failure_with_its_reason(
     assert "cannot run workers here: process watching" in out
 
 
+@pytest.mark.parametrize(("can", "verdict"), [(True, "ok"), (False, "note")])
+def test_idle_threads_that_cannot_be_told_to_sleep_later(
+    can: bool, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = {"user_api": "blas", "internal_api": "openblas", "version": "1", "filepath": None}
+    monkeypatch.setattr("threadpoolctl.threadpool_info", lambda: [{**pool, "num_threads": 4}])
+    monkeypatch.setattr("mpgrad.engine.blas.reads_again", lambda library: can)
+    found, detail = doctor._blas()
+    assert found == verdict
+    assert ("OPENBLAS_THREAD_TIMEOUT" in detail) is not can
+
+
 def test_what_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_is_installed", lambda name: name not in ("pyzmq", "msgspec"))
     assert doctor._packages() == ("fail", "not installed: pip install pyzmq msgspec")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -140,7 +141,9 @@ def strike(point: KillPoint) -> None:
 
 def _fork() -> None:
     """A child that ends at once, as ``subprocess`` and others make them."""
-    child = os.fork()
+    with warnings.catch_warnings():  # that a worker has threads
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if not child:
         os._exit(0)
     os.waitpid(child, 0)
