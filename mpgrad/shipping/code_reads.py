@@ -98,7 +98,7 @@ def code_reads(code: CodeType) -> CodeReads:
     return CodeReads(tuple(accesses), tuple(attributes), tuple(stores), tuple(sets))
 
 
-def _parts(op: str, value: object) -> list[tuple[str, object]]:
+def simple_parts(op: str, value: object) -> list[tuple[str, object]]:
     """The simple instructions of a fused instruction of newer interpreters."""
     if isinstance(value, tuple) and "_FAST_" in op:
         names = re.findall(r"(?:LOAD|STORE)_FAST(?:_BORROW)?", op)
@@ -142,7 +142,7 @@ class _Scan:
                 self._line = instruction.positions.lineno
             is_binary = instruction.opname == "BINARY_OP"
             argument = instruction.argrepr if is_binary else instruction.argval
-            for op, value in _parts(instruction.opname, argument):
+            for op, value in simple_parts(instruction.opname, argument):
                 self._step(op, value)
         self._finish("load")
 

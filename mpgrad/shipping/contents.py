@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from mpgrad.shipping.own_containers import stores_elsewhere
+
 Array: TypeAlias = np.ndarray[Any, Any]
 
 #: Bytes of an array that may be compared before each backward.
@@ -24,7 +26,6 @@ COMPARED_MAX = 1 << 20
 _CHANGING = frozenset(
     {"byteswap", "fill", "itemset", "partition", "put", "resize", "setfield", "setflags", "sort"}
 )
-_STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"})
 
 
 class ArrayContent(NamedTuple):
@@ -66,14 +67,16 @@ def _read_only(content: bytes, dtype: Any, shape: tuple[int, ...], order: Any) -
 
 @functools.lru_cache(4096)
 def changes_items(code: CodeType) -> bool:
-    """Whether code may change an array in place: items that are set, ``out=``, ``x.sort()``.
+    """Whether code may change an array in place that it has not made: items that are set, ``out=``,
+    ``x.sort()``.
 
     What it overlooks (``x += 1``) is an error in a worker.
     """
-    for instruction in dis.get_instructions(code):
-        name = instruction.argval
-        if instruction.opname in _STORES or (isinstance(name, str) and name in _CHANGING):
-            return True
+    names = (instruction.argval for instruction in dis.get_instructions(code))
+    if any(isinstance(name, str) and name in _CHANGING for name in names):
+        return True
+    if stores_elsewhere(code):
+        return True
     # The names of keyword arguments stand among the constants.
     has_out = any(isinstance(value, tuple) and "out" in value for value in code.co_consts)
     inner = [value for value in code.co_consts if isinstance(value, CodeType)]

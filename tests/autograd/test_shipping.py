@@ -128,6 +128,11 @@ PURE = {
     ),
     "constant": ("value = SCALE", "SCALE = 3.0"),
     "array": ("value = W[1]", "W = np.arange(3.0)"),
+    "array beside one that backward makes": (
+        "out = np.zeros(2, dtype=float)\nfor k in range(2):\n    out[k] = W[k]\n"
+        "    out[k] += 1\nout[0:1] = 3\nvalue = out",
+        "W = np.arange(3.0)",
+    ),
     "array by column": ("value = W.sum(0)[1]", "W = np.asfortranarray(np.ones((3, 2)))"),
     "array inside a tuple": ("value = T[0][0]", "T = (np.ones(1),)"),
     "array in a default": ("value = helper()", "def helper(w=np.ones(2)): return w[0]"),
@@ -358,6 +363,11 @@ IMPURE = {
     "array with gaps": ("value = W[0]", "W = np.ones(4)[::2]", "`W`, a ndarray"),
     "array that is written": (
         "W[0] += 1\nvalue = W[0]",
+        "W = np.ones(1)",
+        "`W`, an array, which Custom.backward() may change",
+    ),
+    "array that another name stands for": (
+        "own = np.zeros(1)\nown = W\nown[0] += 1\nvalue = W[0]",
         "W = np.ones(1)",
         "`W`, an array, which Custom.backward() may change",
     ),
