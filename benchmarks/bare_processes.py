@@ -31,10 +31,13 @@ class BareProcesses:
         loops: what each spins.
         elements: float32 elements of each gradient.
         processes: how many of them.
+        passes: how often each branch spins.
     """
 
-    def __init__(self, branches: int, loops: int, elements: int, processes: int = 2) -> None:
-        self._work = branches, loops, elements
+    def __init__(
+        self, branches: int, loops: int, elements: int, processes: int = 2, passes: int = 1
+    ) -> None:
+        self._work, self._passes = (branches, loops, elements), passes
         cuts = [branches * number // processes for number in range(processes + 1)]
         self._parts = [range(*ends) for ends in pairwise(cuts)]
         nbytes = branches * elements * 4
@@ -61,6 +64,7 @@ class BareProcesses:
             "shape": [branches, elements],
             "mine": mine,
             "loops": loops,
+            "passes": self._passes,
         }
         return subprocess.Popen(
             [sys.executable, "-m", "benchmarks.bare_processes", json.dumps(setup)],
@@ -117,11 +121,12 @@ def _serve(setup: dict[str, Any]) -> None:
     memory = mmap.mmap(setup["fd"], rows * elements * 4)
     gradients = np.frombuffer(memory, np.float32).reshape(rows, elements)
     held = [(branch_input(branch, elements), gradients[branch]) for branch in setup["mine"]]
-    loops = setup["loops"]
+    loops, passes = setup["loops"], setup["passes"]
     os.write(1, b"d")
     while os.read(0, 1):
         for x, gradient in held:
-            np.multiply(x, np.float32(spin(loops)), out=gradient)
+            for _ in range(passes):
+                np.multiply(x, np.float32(spin(loops)), out=gradient)
         os.write(1, b"d")
 
 

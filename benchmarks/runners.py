@@ -45,7 +45,7 @@ class Runner:
         if (engine := self.engine) is not None:
             # An engine's `with` block closes it at the end; here several are alive at once.
             mg.set_engine(engine)
-        elif self.library is not None:
+        if self.library not in (mg, None):
             self.library.set_num_threads(self.threads)
 
     def renew(self) -> None:

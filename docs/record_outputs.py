@@ -18,6 +18,7 @@ OUTPUTS = ROOT / "docs" / "outputs"
 COMMANDS = {
     "quickstart": "examples/quickstart.py",
     "simulators": "examples/simulators.py",
+    "kalman_bank": "examples/both_passes/kalman_bank.py",
     "custom_function": "examples/custom_function.py",
     "hooks": "examples/hooks.py",
     "lazy_reader": "examples/lazy_reader.py",

@@ -48,6 +48,8 @@ _NAMES_OF = {
         "inference_mode is_inference_mode_enabled"
     ),
     "mpgrad.engine.engine": "Engine current_engine set_engine",
+    "mpgrad.parallel.maps": "parallel_map",
+    "mpgrad.parallel.forks": "fork wait",
     "mpgrad.compilation.compile": "compile",
     "mpgrad.tensor_methods.array_text": "set_printoptions",
     "mpgrad.ops.creation": (

@@ -509,6 +509,9 @@ from mpgrad.ops.windows import blackman_window as blackman_window
 from mpgrad.ops.windows import hamming_window as hamming_window
 from mpgrad.ops.windows import hann_window as hann_window
 from mpgrad.ops.windows import kaiser_window as kaiser_window
+from mpgrad.parallel.forks import fork as fork
+from mpgrad.parallel.forks import wait as wait
+from mpgrad.parallel.maps import parallel_map as parallel_map
 from mpgrad.serialization import load as load
 from mpgrad.serialization import save as save
 from mpgrad.tensor_methods.array_text import set_printoptions as set_printoptions

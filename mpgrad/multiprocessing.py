@@ -196,7 +196,7 @@ class ProcessContext:
         written = {n: file for n, file in enumerate(self._error_files) if file.exists()}
         if number in written:
             first = min(written, key=lambda n: written[n].stat().st_mtime_ns)
-            text = written[first].read_text()
+            text = written[first].read_text("utf-8", "surrogatepass")
             says = f"\n\n-- Process {first} terminated with the following error:\n{text}"
             return ProcessRaisedException(says, first, self.processes[first].pid)
         process = self.processes[number]
@@ -226,7 +226,7 @@ def _run(fn: Callable[..., Any], number: int, args: tuple[Any, ...], error_file:
         pass  # the parent has ended, or has it, too
     except Exception:
         written = error_file.with_suffix(".part")
-        written.write_text(traceback.format_exc())
+        written.write_text(traceback.format_exc(), "utf-8", "surrogatepass")
         written.rename(error_file)
         sys.exit(1)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from simulation.many_worlds import Tally
 from simulation.world import World, WorldFailure
 
-OPTIONS = ("workers", "gpus", "graphs", "sessions", "clients")
+OPTIONS = ("workers", "gpus", "graphs", "sessions", "clients", "branches")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpgrad.base.handles import (
     ENGINE_ARENA,
@@ -27,6 +28,7 @@ from mpgrad.scheduler.chunks import in_chunks
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import NodeTaskSpec, OutputSpec, Plan
 from mpgrad.wire.codec import encode
+from simulation.branches import CallerBranches, plan_of_map
 from simulation.calling_thread import CallingThread
 from simulation.expectations import INTERRUPTED, require
 from simulation.known_coordinator import DrawnInterrupts, NotMade
@@ -39,7 +41,7 @@ from simulation.path_counts import (
 )
 from simulation.random_graphs import publish_anywhere
 from simulation.simulated_memory import UNKNOWN_BLOCK
-from simulation.situations import CALLER_FAILED, CALLER_RAN
+from simulation.situations import CALLER_FAILED, CALLER_RAN, SUBMITTED_TOGETHER
 from simulation.task_values import (
     RuleRaised,
     check_captures,
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 TASK_US_MAX, OWN_US_MAX = 100, 3000
+#: How often it submits all that it has left, as ``engine.submitter``, and then waits.
+TOGETHER = 0.1
 Seeds: TypeAlias = tuple[tuple[int, int, int, GradientRef], ...]
 #: The content that the caller writes into a result of which it is the only holder.
 ADOPTED: Content = (-2, -2)
@@ -78,7 +82,11 @@ class Caller:
         self._own_blocks: dict[int, list[Block]] = {}
         #: Results and inputs of hooks that the caller can see, with their content at first.
         self._views: list[tuple[Block, Content]] = []
+        self._ended = world.ended_branches[process]
+        self._branches = CallerBranches(world.branches, process, self._ended)
         self._thread = CallingThread(world.time, self._live)
+        #: Of its own, so that other Worlds stay what they are.
+        self._submits = Random(f"submissions of {self.peer} of {world.seed}")
         #: The number of backwards that it is inside of.
         self._depth = 0
 
@@ -99,14 +107,21 @@ class Caller:
         interrupts = DrawnInterrupts(world.time.seconds)
         interrupts.rng = rng
         try:
-            self._session = Session(world.known_coordinator, self.peer, interrupts)  # type: ignore[arg-type]
+            coordinator: Any = world.known_coordinator
+            self._session = Session(coordinator, self.peer, interrupts, self._ended)
             for name in range(len(self.graphs)):
                 self._idle(rng.choice((0, rng.randint(0, 2000), rng.randint(0, 10_000))))
-                if name not in self._plans:
+                if name not in self._plans and self._submits.random() < TOGETHER:
+                    later = range(name, len(self.graphs))
+                    self._submit_together([one for one in later if one not in self._plans])
+                elif name not in self._plans:
                     self._call_backward(name)
             self._idle(rng.randint(0, 3000))
             if rng.random() < 0.5:
                 self._let_all_go()
+            self._branches.end_all()
+            if self._ended:
+                self._session.send_releases()
         except EngineClosed as error:
             is_meant = self.peer in world.coordinator.forgers or world.expected.has_given_up
             require(is_meant, f"{self.peer} is refused: {error}")
@@ -144,6 +159,7 @@ class Caller:
             return
         world, self.is_alive = self._world, False
         world.note(self.peer, "vanishes")
+        self._branches.orphan()
         world.coordinator.on_session_gone(self.peer)
         if self._dealer is not None:
             self._dealer.cut()
@@ -180,6 +196,8 @@ class Caller:
     def _leave(self) -> None:
         """The thread ends; the session returns the results that it still holds."""
         self.is_alive = False
+        if self._is_cut_off:
+            self._branches.orphan()
         left = [] if self._is_cut_off else self.running()
         require(not left, f"{self.peer} leaves, and its graphs {left} have not ended")
         if self._session is not None:
@@ -198,15 +216,58 @@ class Caller:
             NotMade: the rest of the graph could not be made.
         """
         assert self._session is not None
+        program, messages = self._made(name, depth)
+        self._depth += 1
+        end = None
+        try:
+            end = self._session.run(messages, partial(self._run_task, depth))
+            if isinstance(end, do.CompleteGraph) and not self._is_cut_off:
+                self._check_result(name, end)
+        except (KeyboardInterrupt, NotMade):
+            left = self.running()
+            require(
+                name not in left, f"{self.peer} waits no longer for {name}, which has not ended"
+            )
+            self._free(name)
+            raise
+        finally:
+            self._depth -= 1
+            self._branches.end_map(program, end)
+        self._free(name)
+        if not self.graphs[name].making:
+            self._branches.end_some()
+
+    def _submit_together(self, names: list[int]) -> None:
+        """Submit these graphs before the end of any of them is known."""
+        assert self._session is not None
+        self._world.coordinator.situations.seen[SUBMITTED_TOGETHER] += len(names) > 1
+        made = {name: self._made(name, 0) for name in names}
+        failures = {}
+        try:
+            for name, (_, messages) in made.items():
+                _, failures[name] = self._session.submit(messages, partial(self._run_task, 0))
+            while failures:
+                self._session.step()
+                for name in [*failures]:
+                    end = self._session.take_outcome(name)
+                    if end is None:
+                        continue
+                    is_made = failures.pop(name) is None and not self._is_cut_off
+                    if is_made and isinstance(end, do.CompleteGraph):
+                        self._check_result(name, end)
+                    self._branches.end_map(made.pop(name)[0], end)
+                    self._free(name)
+        finally:
+            for program, _ in made.values():
+                self._branches.end_map(program, None)
+        self._branches.end_some()
+
+    def _made(
+        self, name: int, depth: int
+    ) -> tuple[int, Iterator[ev.GraphSubmitted | ev.GraphExtended]]:
+        """The number of the program of graph ``name``, and the messages that submit it."""
         world, rng, graph = self._world, self._world.rng, self.graphs[name]
-        planned = plan(
-            graph.spec,
-            fuse=rng.random() < 0.7,
-            bundles=rng.random() < 0.5,
-            workers=rng.choice((1, 4, 64)),
-        )
-        if rng.random() < 0.5:
-            planned = publish_anywhere(planned, rng)
+        planned = plan_of_map(graph) if graph.making else self._planned(graph)
         self._plans[name] = planned
         program = world.expected.add_program(self.peer, name, graph, planned)
         self._own_blocks[name] = []
@@ -223,6 +284,10 @@ class Caller:
         if rng.random() < 0.3:
             first = rng.randint(own.count, len(tasks))
             cuts = sorted({first, rng.randint(first, len(tasks)), len(tasks)})
+        if graph.making:
+            self._branches.begin_map(program, len(tasks), depth)
+        else:
+            tasks = self._branches.place(program, tasks, own.count)
         submitted = ev.GraphSubmitted(
             self.peer,
             name,
@@ -232,22 +297,17 @@ class Caller:
             capture_count=len(graph.spec.captures),
             done=own.count,
         )
-        self._depth += 1
-        try:
-            messages = self._messages(submitted, cuts, tasks)
-            end = self._session.run(messages, partial(self._run_task, depth))
-            if isinstance(end, do.CompleteGraph) and not self._is_cut_off:
-                self._check_result(name, end)
-        except (KeyboardInterrupt, NotMade):
-            left = self.running()
-            require(
-                name not in left, f"{self.peer} waits no longer for {name}, which has not ended"
-            )
-            self._free(name)
-            raise
-        finally:
-            self._depth -= 1
-        self._free(name)
+        return program, self._messages(submitted, cuts, tasks)
+
+    def _planned(self, graph: TracedGraph) -> Plan:
+        rng = self._world.rng
+        planned = plan(
+            graph.spec,
+            fuse=rng.random() < 0.7,
+            bundles=rng.random() < 0.5,
+            workers=rng.choice((1, 4, 64)),
+        )
+        return publish_anywhere(planned, rng) if rng.random() < 0.5 else planned
 
     def _tables(
         self, tasks: list[NodeTaskSpec], start: int, stop: int, done: int

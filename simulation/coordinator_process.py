@@ -8,6 +8,7 @@ recounted.
 from __future__ import annotations
 
 import itertools
+import math
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -15,22 +16,20 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mpgrad.base.handles import Block
-from mpgrad.coordinator.coordinator import REPORT_EVERY_S, Coordinator
+from mpgrad.coordinator.coordinator import REPORT_AFTER_S, Coordinator
 from mpgrad.coordinator.coordinator_process import start_workers
 from mpgrad.coordinator.supervisor import FAILED_STARTS_MAX, Supervisor
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
-from mpgrad.scheduler.coordinator_tables import CoordinatorTables
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.endpoint import Endpoint
-from mpgrad.wire.journal import AllocatorRecorder, Journal
-from mpgrad.wire.journal_keeper import JournalKeeper
-from mpgrad.wire.setup import CoordinatorSetup, JournalPlan
+from mpgrad.wire.setup import CoordinatorSetup
 from mpgrad.wire.transport import Arrival
 from simulation.expectations import require
 from simulation.faults import DEATHS_MAX
 from simulation.invariants import check_invariants
+from simulation.replay import Outcome, outcome_of
 from simulation.situations import DEAD_INCARNATION, Situations
 from simulation.transport import nothing
 from simulation.virtual_time import SLOW_DELAY_US
@@ -53,49 +52,33 @@ class Refused(Exception):
 
 class WatchedCoordinator(Coordinator):
     """A Coordinator that reports the frames it refuses, and checks that its board gets up to date
-    though nothing arrives any more."""
+    though nothing arrives any more, and not more often than it says."""
 
     on_refusal: Callable[[Arrival, Exception], None]
+    watch: Callable[[Any], list[Any]]
     _has_reported = False
+    _reported_s = -math.inf
 
     def turn(self) -> None:
         self._has_reported = False
         super().turn()
         wait_ms = self.wait_ms()
-        is_soon = wait_ms is not None and wait_ms <= 1000 * REPORT_EVERY_S
+        # Rounding a difference of two times may cost a millisecond.
+        is_soon = wait_ms is not None and wait_ms <= 1000 * REPORT_AFTER_S + 1
         require(self._has_reported or is_soon, "the board stays as it was")
+
+    def _handle(self, event: Any) -> None:
+        self._perform(self.watch(event))
 
     def _report(self) -> None:
         super()._report()
-        self._has_reported = True
+        waited_s = self._clock() - self._reported_s
+        require(waited_s > 0.99 * REPORT_AFTER_S, f"two reports within {waited_s} s")
+        self._has_reported, self._reported_s = True, self._clock()
 
     def _cut_off(self, arrival: Arrival, error: Exception) -> None:
         self.on_refusal(arrival, error)
         super()._cut_off(arrival, error)
-
-
-class WatchedJournal(JournalKeeper):
-    """A journal in memory that calls a function for each event.
-
-    Args:
-        segment_events: see Journal.
-        watch: gets an event and its handler.
-    """
-
-    def __init__(
-        self, segment_events: int, watch: Callable[[Any, Callable[[Any], list[Any]]], list[Any]]
-    ) -> None:
-        super().__init__(JournalPlan("off", ""))
-        self._segment_events, self._watch = segment_events, watch
-
-    def keep(
-        self,
-        handle_event: Callable[[Any], list[Any]],
-        tables: CoordinatorTables,
-        recorder: AllocatorRecorder | None = None,
-    ) -> Callable[[Any], list[Any]]:
-        self.journal = journal = Journal(handle_event, tables, recorder, self._segment_events)
-        return lambda event: self._watch(event, journal.handle_event)
 
 
 @cache
@@ -113,8 +96,8 @@ def simulated_setup(
     """What a coordinator is told that has no process and no memory of its own."""
     return CoordinatorSetup(
         endpoint=endpoint, client_pid=0, cpu_workers=cpu_workers, shm_limit=0, client_arena_fd=-1,
-        engine_arena_fd=-1, worker_environment=b"", blas_threads=1, executable="", python_path="",
-        journal=JournalPlan("errors", ""), task_timeout_s=task_timeout_s, gpus=gpus,
+        engine_arena_fd=-1, worker_environment=b"", blas_threads=1, executable=b"", origin=b"",
+        task_timeout_s=task_timeout_s, gpus=gpus,
     )  # fmt: skip
 
 
@@ -128,12 +111,11 @@ class CoordinatorProcess:
         setup = simulated_setup(world.endpoint, workers, gpus, TIMEOUT_S)
         clock = world.time.seconds
         supervisor = Supervisor(setup.cpu_workers, setup.gpus, world.board, self, clock)
-        journal = WatchedJournal(world.journal_events, self._watch)
-        self._shell = WatchedCoordinator(
-            setup, world.router, supervisor, world.memory, journal, clock
-        )
-        self._shell.on_refusal = self._on_refusal
-        self._supervisor, self.journal, self.core = supervisor, journal.journal, self._shell.state
+        self._shell = WatchedCoordinator(setup, world.router, supervisor, world.memory, clock)
+        self._shell.on_refusal, self._shell.watch = self._on_refusal, self._watch
+        self._supervisor, self.core = supervisor, self._shell.state
+        #: For each event its instructions, or what it raised.
+        self.outcomes: list[Outcome] = []
         world.router.on_arrival = self._wake
         self._is_awake = False
         #: The time of its next check, if nothing arrives before.
@@ -195,14 +177,18 @@ class CoordinatorProcess:
 
     # ------------------------------------------------------------------ events
 
-    def _watch(self, event: Any, handle_event: Callable[[Any], list[Any]]) -> list[Any]:
+    def _watch(self, event: Any) -> list[Any]:
         """Give an event to the core; recount its tables and check its instructions."""
         world = self._world
         world.note("->", event)
         self._before(event)
         self.situations.before(event)
         refused = world.memory.refusals
-        instructions = handle_event(event)
+        outcome = outcome_of(self.core, event)
+        self.outcomes.append(outcome)
+        if isinstance(outcome, Exception):
+            raise outcome
+        instructions = outcome
         check_invariants(self.core)
         self.situations.after(event, instructions, is_memory_short=world.memory.refusals > refused)
         if len(world.log) % 16 == 0:

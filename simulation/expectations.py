@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
-from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX
+from mpgrad.scheduler.coordinator_state import DEATHS_MAX, KILLS_MAX
 from mpgrad.scheduler.plan_tables import BEHIND_ALL, CAPTURE, Member, Plan
 from simulation.path_counts import TracedGraph
 

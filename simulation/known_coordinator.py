@@ -36,14 +36,14 @@ class KnownCoordinator:
     def is_stopped(self) -> bool:
         return False
 
+    def hear_of_start(self) -> bool:
+        return True
+
     def kill(self, why: str | None = None) -> None:
         raise Wrong(f"a session kills the coordinator: {why}")
 
     def cause_of_death(self) -> str:
         return "died"
-
-    def last_words(self) -> str:
-        return ""
 
 
 class DrawnInterrupts(Interrupts):

@@ -66,7 +66,9 @@ class OwnTasks:
         here += sum(
             out.task == task for first in self._planned.tasks[:task] for out in first.outputs
         )
-        return not spec.on_client and spec.device == ON_CPU and spec.dependencies == here
+        is_call = bool(self._graph.making)
+        is_for_cpu = not spec.on_client and spec.device == ON_CPU
+        return is_for_cpu and not is_call and spec.dependencies == here
 
     def given_ahead(self) -> Iterator[tuple[OutputSpec, Value | None]]:
         """What the task that ran ahead gives to tasks of workers and to the caller."""

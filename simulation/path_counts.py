@@ -54,6 +54,8 @@ class TracedGraph(NamedTuple):
     passing: frozenset[int]
     #: Nodes whose rules raise.
     raising: frozenset[int]
+    #: Calls: Nodes that give something without any input.
+    making: frozenset[int] = frozenset()
 
 
 def pack(content: Content) -> bytes:
@@ -111,12 +113,12 @@ def run_rule(graph: TracedGraph, node: int, inputs: Sequence[Value | None]) -> l
     """The outputs of one Node; undefined if all inputs are."""
     edges = graph.spec.nodes[node].edges
     defined = [value for value in inputs if value is not None]
-    if not defined:
+    if not defined and node not in graph.making:
         return [None] * len(edges)
     if node in graph.passing:
         passed = defined[0]
         return [None if (node, nr) in graph.undefined else passed for nr in range(len(edges))]
-    paths = sum(value.paths for value in defined) % MODULUS
+    paths = (sum(value.paths for value in defined) + (node in graph.making)) % MODULUS
     mixed = node + 1
     for value in inputs:
         part = _UNDEFINED if value is None else value.fingerprint

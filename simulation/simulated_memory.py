@@ -45,6 +45,8 @@ class SimulatedMemory:
         #: It may change at any time, which FreeList's own limit may not.
         self.limit_bytes = limit_bytes
         self._cells: dict[tuple[int, int], _Cell] = {}
+        #: What it has answered to each request of the core: offset and generation, or its refusal.
+        self.answers: list[tuple[int, int] | SharedMemoryExhausted] = []
         #: The number of allocations without room.
         self.refusals = 0
         self._client_blocks = 0
@@ -59,8 +61,11 @@ class SimulatedMemory:
         used = self.free_list.used_bytes
         if used + nbytes > self.limit_bytes:
             self.refusals += 1
-            raise SharedMemoryExhausted(nbytes, used, self.limit_bytes, "simulated arena")
+            full = SharedMemoryExhausted(nbytes, used, self.limit_bytes, "simulated arena")
+            self.answers.append(full)
+            raise full
         offset, generation = self.free_list.allocate(nbytes)
+        self.answers.append((offset, generation))
         self._cells[ENGINE_ARENA, offset] = _Cell(generation)
         return offset, generation
 

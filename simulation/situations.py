@@ -15,7 +15,9 @@ from mpgrad.base.handles import WORKER_DEVICE_ARENA, Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
-from mpgrad.scheduler.membership import FlightKey
+from mpgrad.scheduler.graph_spec import ON_CPU
+from mpgrad.scheduler.membership import NEAR_WAITING_MAX, FlightKey, MemberRecord
+from mpgrad.scheduler.ready_queue import ReadyTask, lane_of, slot_of
 from simulation.expectations import require
 
 REPLIES = (ev.NodeTaskDone, ev.NodeTaskFailed, ev.NodeTaskDropped)
@@ -43,6 +45,18 @@ PEER_READ = "a GPU worker read what another one had made"
 PARTS_JOINED = "a task joined a gradient that came in parts"
 CALLER_RAN = "a caller ran a task while workers ran others"
 CALLER_FAILED = "a caller's task failed while workers ran others"
+SUBMITTED_TOGETHER = "a caller submitted graphs while others of its own were under way"
+BRANCH_FOUND = "a task found its branch"
+BRANCH_MADE_AGAIN = "a task made its branch again"
+BRANCH_LOST = "a worker died with branches between the passes"
+BRANCH_EVICTED = "a worker had no room for a branch"
+BRANCH_OF_ANOTHER_ENGINE = "a task wanted a branch of an engine that is gone"
+DIED_IN_FORWARD = "a worker died in a call"
+DIED_IN_BACKWARD = "a worker died while it differentiated a branch"
+MAP_FAILED = "a map failed, and nobody got its branches"
+MAP_IN_HOOK = "a hook called a map"
+STOLEN = "an idle worker took a task near another one"
+NEAR_AWAITED = "a task waited for the worker that has its branch"
 
 ALL_SITUATIONS = frozenset(
     {
@@ -68,7 +82,19 @@ ALL_SITUATIONS = frozenset(
         PEER_READ,
         PARTS_JOINED,
         CALLER_RAN,
+        SUBMITTED_TOGETHER,
         CALLER_FAILED,
+        BRANCH_FOUND,
+        BRANCH_MADE_AGAIN,
+        BRANCH_LOST,
+        BRANCH_EVICTED,
+        BRANCH_OF_ANOTHER_ENGINE,
+        DIED_IN_FORWARD,
+        DIED_IN_BACKWARD,
+        MAP_FAILED,
+        MAP_IN_HOOK,
+        STOLEN,
+        NEAR_AWAITED,
     }
 )
 
@@ -113,7 +139,7 @@ class Situations:
         elif isinstance(event, ev.WorkerHung):
             self._note(STOPPED_FENCED, event.running is None)
         elif isinstance(event, ev.GraphCancelled):
-            self._note(CANCELLED_TOO_LATE, core.tables.graph_of(event.peer, event.graph) is None)
+            self._note(CANCELLED_TOO_LATE, core.graph_of(event.peer, event.graph) is None)
 
     def after(self, event: Any, instructions: Sequence[Any], *, is_memory_short: bool) -> None:
         """``event`` was handled."""
@@ -132,6 +158,7 @@ class Situations:
             self._note(MEMORY_RETURNED, isinstance(instruction, do.ReleaseBlocks))
             if isinstance(instruction, do.DispatchNodeTask):
                 self._note_peers(instruction)
+                self._check_order(instruction, is_memory_short=is_memory_short)
             if isinstance(instruction, do.DispatchNodeTask) and instruction.attempt > 1:
                 self._note(THIRD_ATTEMPT, instruction.attempt > 2)
                 deaths = core.graphs[instruction.graph].deaths
@@ -180,28 +207,57 @@ class Situations:
             ]
             require(not busy, f"graphs {sorted(new)} fail although {busy} may give memory back")
 
+    def _check_order(self, dispatch: do.DispatchNodeTask, *, is_memory_short: bool) -> None:
+        """Check that no task waits which is more urgent and could have gone to the same worker."""
+        core = self._core
+        worker, graph = core.membership.members[dispatch.peer], core.graphs[dispatch.graph]
+        spec = graph.specs[dispatch.task]
+        self._note(STOLEN, worker.is_worker and 0 <= spec.near != worker.slot)
+        if not worker.is_worker or worker.device != ON_CPU or is_memory_short:
+            return
+        urgency = (-graph.depth, -spec.priority, spec.position)
+        for lane in (ON_CPU, lane_of(ON_CPU, worker.slot)):
+            first = core.ready.peek(lane)
+            if first is None or first[:3] >= urgency:
+                continue
+            waiting = core.graphs[first.graph]
+            other = waiting.specs[first.task]
+            # Near a worker none counts as short.
+            short = [one.is_short and one.near < 0 for one in (other, spec)]
+            is_like_it = short[0] >= short[1] and other.priority >= spec.priority
+            is_suspect = {dispatch.task in graph.deaths, first.task in waiting.deaths} != {False}
+            require(
+                is_suspect or not is_like_it or worker.is_fenced,
+                f"{worker.peer} gets {dispatch}, and {first} has to wait",
+            )
+
     def _check_work_goes_on(self, is_memory_short: bool) -> None:
         """The most urgent task waits only if no worker may have it, or if memory is short."""
-        for device in self._core.ready.devices():
-            self._check_device_goes_on(device, is_memory_short)
+        for lane in self._core.ready.lanes():
+            first = self._core.ready.peek(lane)
+            if first is not None:
+                self._check_lane_goes_on(lane, first, is_memory_short)
 
-    def _check_device_goes_on(self, device: int, is_memory_short: bool) -> None:
-        first = self._core.ready.peek(device)
-        if first is None:
-            return
-        graph = self._core.graphs[first.graph]
-        workers = [w for w in self._core.membership.workers() if w.device == device]
+    def _check_lane_goes_on(self, lane: int, first: ReadyTask, is_memory_short: bool) -> None:
+        core, slot = self._core, slot_of(lane)
+        graph = core.graphs[first.graph]
+        workers = [w for w in core.membership.workers() if w.device == max(lane, ON_CPU)]
         is_suspect, spec = first.task in graph.deaths, graph.specs[first.task]
         free = [
             worker.peer
             for worker in workers
             if worker.has_credit(
-                for_suspect=is_suspect, for_short=spec.is_short, priority=spec.priority
+                for_suspect=is_suspect,
+                for_short=spec.is_short and slot < 0,
+                priority=spec.priority,
             )
         ]
+        if slot >= 0:
+            free = self._may_run_near(slot, core.ready.length(lane), workers, free)
+            self._note(NEAR_AWAITED, bool(workers) and not free)
         if is_memory_short:
             # A running task may release memory; without one, nothing will ever come.
-            is_busy = any(worker.flights for worker in self._core.membership.workers())
+            is_busy = any(worker.flights for worker in core.membership.workers())
             require(is_busy or not free, f"task {first.task} of graph {first.graph} waits in vain")
             self.seen[MEMORY_AWAITED] += 1
         elif workers:
@@ -209,3 +265,13 @@ class Situations:
             self.seen[CREDIT_EXHAUSTED] += 1
         else:
             self.seen[NO_WORKER] += 1
+
+    def _may_run_near(
+        self, slot: int, waiting: int, workers: list[MemberRecord], free: list[str]
+    ) -> list[str]:
+        """Those of the ``free`` workers that may take one of the tasks near a slot."""
+        there = [w.peer for w in workers if w.slot == slot and not w.is_fenced]
+        idle = [w.peer for w in workers if w.is_idle]
+        if not there or waiting > NEAR_WAITING_MAX:
+            return [peer for peer in free if peer in there or peer in idle]
+        return [peer for peer in free if peer in there]

@@ -171,6 +171,9 @@ class MemoryDealer:
     def watch(self, descriptor: int) -> None:
         """Do nothing: no descriptor becomes readable here."""
 
+    def unwatch(self, descriptor: int) -> None:
+        """Do nothing, as ``watch`` does."""
+
     def wait(self, timeout_ms: int | None) -> list[int]:
         if self._is_cut or not any(self._inbox.values()):
             self._sleep(timeout_ms)

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from mpgrad.base.exits import describe_exit
 from mpgrad.base.handles import ENGINE_ARENA, Block, GradientRef
+from mpgrad.base.processor_use import ProcessorUse
 from mpgrad.coordinator.reaper import End
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.wire.schema import MESSAGES
 from mpgrad.workers.worker import Reply, Worker
+from simulation.branches import WorkerBranches
 from simulation.expectations import require
 from simulation.path_counts import Content, Value, pack
 from simulation.simulated_memory import GARBAGE, UNKNOWN_BLOCK
@@ -100,6 +102,8 @@ class WorkerProcess:
         #: The publications of that task, and the lent blocks that it has written.
         self._published: dict[int, GradientRef] = {}
         self._written: list[Block] = []
+        #: What the calls that it has run have recorded.
+        self.branches = WorkerBranches(world.branches)
         #: Views that user code holds, with their content when it took them.
         self._kept: list[tuple[Block, Content]] = []
 
@@ -133,6 +137,9 @@ class WorkerProcess:
     def is_stopped(self) -> bool:
         return self._is_stopped
 
+    def processor_use(self) -> ProcessorUse:
+        return ProcessorUse(int(self.world.time.now) * 1000, 0)
+
     def has_ended(self, timeout_s: float) -> bool:
         """Let the others continue meanwhile."""
         time = self.world.time
@@ -152,6 +159,7 @@ class WorkerProcess:
         if not self.is_alive:
             return
         self.status = status
+        self.branches.die(self.executing)
         if self.worker is not None:
             self.dealer.cut()
             self.dealer.close()
@@ -210,6 +218,9 @@ class WorkerProcess:
             del self._made[block]
             self.world.memory.free_on_device(block)
 
+    def release_branches(self, numbers: tuple[int, ...]) -> None:
+        self.branches.release(numbers)
+
     # ------------------------------------------------------------------ running a task
 
     def _begin(self, dispatch: do.DispatchNodeTask) -> None:
@@ -229,6 +240,7 @@ class WorkerProcess:
                     world.memory.check_live(ref)
         longest = LENGTHY_US if world.dice.strikes("lengthy") else TASK_US_MAX * self._slowness
         duration = 1 + int(longest * world.rng.random())
+        duration += self.branches.missing(dispatch) * TASK_US_MAX
         points = self._count_publications(dispatch)
         for point, at in enumerate(sorted(world.rng.randint(0, duration) for _ in range(points))):
             world.time.after(at, self._progress, dispatch, point)
@@ -306,6 +318,7 @@ class WorkerProcess:
             if outputs and self._forges():
                 outputs = (*outputs[:-1], self._foreign_block(dispatch))
             kept = self._keep(dispatch, self._written)
+            self.branches.record(dispatch)
             reply = ev.NodeTaskDone(self.peer, *key, outputs, kept, duration_us)
         except RuleRaised as error:
             kept = self._keep(dispatch, [])

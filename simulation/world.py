@@ -10,13 +10,14 @@ same seed gives the same log, in any process and under any hash seed.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from functools import partial
 from random import Random
 from typing import Any
 
 from mpgrad.base.handles import Block
 from mpgrad.scheduler.graph_spec import ON_CPU
-from mpgrad.wire.journal import SEGMENT_EVENTS
+from simulation.branches import Branches, random_map
 from simulation.caller import Caller
 from simulation.coordinator_process import CoordinatorProcess, Refused, status_board
 from simulation.coordinator_statistics import statistics_of
@@ -57,8 +58,8 @@ class World:
         graphs: the number of backwards, divided among the sessions.
         sessions: the number of calling threads, divided among the clients.
         clients: the number of client processes.
+        branches: whether (1) callers also call functions forward.
         faults: the possible faults and their probabilities.
-        journal_events: events in a segment of the coordinator's journal.
     """
 
     def __init__(
@@ -70,8 +71,8 @@ class World:
         graphs: int = 1,
         sessions: int = 1,
         clients: int = 1,
+        branches: int = 0,
         faults: Faults = ALL_FAULTS,
-        journal_events: int = SEGMENT_EVENTS,
     ) -> None:
         self.options = {
             "workers": workers,
@@ -79,14 +80,15 @@ class World:
             "graphs": graphs,
             "sessions": sessions,
             "clients": clients,
+            "branches": branches,
         }
         self.seed, self.faults, self.rng = seed, faults, Random(seed)
-        self.journal_events = journal_events
         self.time = VirtualTime(self.rng)
         self.dice = FaultDice(faults, self.rng)
         self.log = TaskHistory()
         self.memory = SimulatedMemory(AMPLE_BYTES)
         self.expected = Expectations()
+        self.branches = Branches(self, is_used=bool(branches))
         lane = partial(SlowLane, self.time)
         self.router = MemoryRouter(lane)
         self.endpoint = MemoryEndpoint("simulated", b"")
@@ -96,6 +98,8 @@ class World:
         self.coordinator = CoordinatorProcess(self)
         #: The number of client processes so far: each gets its own number.
         self._processes = clients
+        #: By client process: branches that have ended, which any of its sessions tells.
+        self.ended_branches = defaultdict[int, deque[tuple[int, int]]](deque)
         self.clients = self._make_clients()
 
     @classmethod
@@ -107,6 +111,7 @@ class World:
             "graphs": 1 + seed // 4 % 3,
             "sessions": 1 + seed // 12 % 3,
             "clients": 1 + seed // 36 % 2,
+            "branches": int(seed // 72 % 3 == 1),
         }
         drawn.update((name, number) for name, number in chosen.items() if number is not None)
         return cls(seed, **drawn)
@@ -117,6 +122,8 @@ class World:
         for number in range(self.options["graphs"]):
             raising = self.dice.strikes("raise_rule")
             graph = random_graph(self.rng, raising=raising, devices=self._devices())
+            while self.options["branches"] and self.branches.rng.random() < 0.6:
+                shares[number % sessions].append(random_map(self.branches.rng))
             shares[number % sessions].append(graph)
         made = [
             Caller(self, 1 + number % self.options["clients"], number, share)
@@ -228,6 +235,7 @@ class World:
             left._replace(workers=0) == (0,) * len(left), f"something is left at the end: {left}"
         )
         check_invariants(core)
+        self.branches.check_end()
         self.memory.free_list.check()
         require(self.memory.free_list.used_bytes == 0, "blocks are live at the end")
         on_gpus = self.memory.device_blocks()

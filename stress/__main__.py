@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpgrad.engine.blas import blas_limit
-from stress.chaos import CHAOS
+from stress.chaos import CALLS, CHAOS
 from stress.deep import DEEP
 from stress.elastic import ELASTIC
+from stress.files import FILES
 from stress.functions import FUNCTIONS
 from stress.fuzz import FUZZ
 from stress.hostile import HOSTILE
@@ -26,13 +27,15 @@ from stress.storm import STORM
 from stress.wide import WIDE
 
 RUNS = (
-    CHAOS, SIMULATION, SOAK, STORM, FUZZ, DEEP, WIDE, OOM, OPERATORS, FUNCTIONS, HOSTILE, HOSTS,
-    ELASTIC,
+    CHAOS, CALLS, SIMULATION, SOAK, STORM, FUZZ, FILES, DEEP, WIDE, OOM, OPERATORS, FUNCTIONS,
+    HOSTILE, HOSTS, ELASTIC,
 )  # fmt: skip
 #: How long forms differ from the defaults, which are for a first look.
 LONG = {
+    "calls": ["--kills", "1000", "--minutes", "20"],
     "chaos": ["--kills", "1000", "--minutes", "20"],
     "elastic": ["--kills", "100", "--minutes", "20"],
+    "files": ["--files", "100000"],
     "functions": ["--programs", "10000"],
     "hosts": ["--kills", "100", "--frames", "100000", "--minutes", "10"],
 }

@@ -79,9 +79,9 @@ def main() -> None:
 def _count_functions() -> None:
     chooses = SpotChecks.chooses
 
-    def counted(self: SpotChecks, node: Any) -> bool:
+    def counted(self: SpotChecks, *arguments: Any, **words: Any) -> bool:
         sent["functions"] += 1
-        return chooses(self, node)
+        return chooses(self, *arguments, **words)
 
     SpotChecks.chooses = counted  # type: ignore[method-assign]
 
@@ -209,6 +209,7 @@ class _Process:
         warnings.resetwarnings()
         warnings.simplefilter("ignore")
         logging.getLogger("l").setLevel(logging.NOTSET)
+        logging.getLogger("l").disabled = False
 
     def _restore_numbers(self) -> None:
         random.seed(0)

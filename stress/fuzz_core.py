@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mpgrad.base.handles import Block
+from mpgrad.base.processor_use import ProcessorUse
 from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.coordinator.coordinator_process import start_workers
 from mpgrad.coordinator.reaper import End
@@ -34,8 +35,7 @@ from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.endpoint import Endpoint
-from mpgrad.wire.journal_keeper import JournalKeeper
-from mpgrad.wire.setup import CoordinatorSetup, JournalPlan
+from mpgrad.wire.setup import CoordinatorSetup
 from mpgrad.wire.transport import CLIENT, WORKER_LANES
 from simulation.invariants import check_invariants
 from simulation.transport import MemoryDealer, MemoryRouter
@@ -95,6 +95,9 @@ class _Process:
     def is_stopped(self) -> bool:
         return False
 
+    def processor_use(self) -> ProcessorUse:
+        return ProcessorUse(0, 0)
+
     def has_ended(self, timeout_s: float) -> bool:
         return True
 
@@ -124,15 +127,13 @@ class _Stage:
             endpoint=Endpoint("mpgrad-nowhere", TOKEN),
             client_pid=os.getpid(), cpu_workers=2, shm_limit=1 << 26,
             client_arena_fd=-1, engine_arena_fd=segment.fd, worker_environment=b"", blas_threads=1,
-            executable="", python_path="",
-            journal=JournalPlan("off", ""),
+            executable=b"", origin=b"",
         )  # fmt: skip
         self._router = MemoryRouter()
         self._spawner = _Spawner(self._router)
         self._supervisor = Supervisor(2, (), StatusBoard.create(), self._spawner)
         arena = Backing(segment, FreeList(segment.nbytes, setup.shm_limit, "fuzz"), map_here=False)
-        journal = JournalKeeper(setup.journal)
-        self.coordinator = Coordinator(setup, self._router, self._supervisor, arena, journal)
+        self.coordinator = Coordinator(setup, self._router, self._supervisor, arena)
         workers, failure = start_workers(self._supervisor)
         self.coordinator.begin((CLIENT_PIDFD,), workers, failure)
         self._numbers = itertools.count(1)

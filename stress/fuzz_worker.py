@@ -62,7 +62,7 @@ class WorkerStage:
         self._chance, self._frames = chance, frames
         self._engine = Segment.create(ARENA_BYTES, "fuzz")
         self._memory = WorkerMemory(os.dup(client_arena().segment.fd), os.dup(self._engine.fd))
-        self._runner = TaskRunner(self._memory, "the fuzzed worker", lambda progress: None)
+        self._runner = TaskRunner(self._memory, "the fuzzed worker", lambda progress: None, 0)
         self._arena = ForeignArena(os.dup(self._engine.fd), "engine arena")
         self._graphs = 0
         self.sent = self.refused = 0

@@ -112,3 +112,33 @@ class Training:
     def _hook(self, grad: mg.Tensor) -> mg.Tensor:
         self._hooked += 1
         return grad * 1.5
+
+
+class BothPasses(Training):
+    """The same with calls: workers run the branches forward, record them and differentiate them."""
+
+    def _loss(self) -> mg.Tensor:
+        self._hooked = 0
+        # What the branches draw follows the step, also when it is made once more.
+        mg.manual_seed(int(self._values.integers(1 << 30)))
+        x = mg.tensor(self._values.normal(size=(BATCH, WIDTH)).astype(np.float32))
+        x.requires_grad_()
+        future = mg.fork(_total, x, self.weights)
+        pairs = zip(self.weights[::2], self.weights[1::2], strict=True)
+        ends = mg.parallel_map(_branch, [*pairs], shared=(x,))
+        total = mg.parallel_map(_penalty, self.weights, out="sum", chunks=3)
+        return mg.stack([*ends, total, mg.wait(future)]).sum()
+
+
+def _branch(pair: tuple[mg.Tensor, mg.Tensor], x: mg.Tensor) -> mg.Tensor:
+    first, second = pair
+    hidden = mg.nn.functional.dropout(Spins.apply(x @ first), 0.1)
+    return (mg.relu(hidden @ second) ** 2).mean()
+
+
+def _penalty(weight: mg.Tensor) -> mg.Tensor:
+    return (weight**2).mean()
+
+
+def _total(x: mg.Tensor, weights: list[mg.Tensor]) -> mg.Tensor:
+    return mg.tanh(x @ weights[0]).mean() * weights[-1].mean()

@@ -50,7 +50,16 @@ class Mixture:
         self._weights = [
             mg.tensor(values.normal(size=(SIDE, SIDE)) / 7, requires_grad=True) for _ in range(3)
         ]
-        self._kinds = (self._chain, self._wide, self._hooked, self._failing, self._twice)
+        self._kinds = (
+            self._chain,
+            self._wide,
+            self._hooked,
+            self._failing,
+            self._twice,
+            self._mapped,
+            self._forked,
+            self._map_failing,
+        )
         self._first: dict[int, bytes] = {}
         self._kept: Any = None
         self.wrong = 0
@@ -94,6 +103,33 @@ class Mixture:
         a, b, _ = self._weights
         grads = mg.grad(mg.tanh(a @ b).sum(), [a], create_graph=True)
         mg.stack([grad * grad for grad in grads if grad is not None]).sum().backward()
+
+    def _mapped(self) -> None:
+        a, b, c = self._weights
+        outs = mg.parallel_map(_call, [a, b, a @ b], shared=(c,))
+        mg.parallel_map(_call, [a, b], shared=(c,))  # nobody differentiates these
+        mg.stack(outs[1:]).sum().backward()
+
+    def _forked(self) -> None:
+        a, b, c = self._weights
+        futures = [mg.fork(_call, weight, c) for weight in (a, b, c)]
+        mg.fork(_call, a, c).result()
+        mg.stack([mg.wait(future) for future in futures]).sum().backward()
+
+    def _map_failing(self) -> None:
+        a, b, c = self._weights
+        try:
+            mg.parallel_map(_call, [a, b, None], shared=(c,))
+        except ArithmeticError:
+            return
+        self.wrong += 1
+
+
+def _call(x: mg.Tensor | None, w: mg.Tensor) -> mg.Tensor:
+    """A branch; without ``x`` it fails."""
+    if x is None:
+        raise ArithmeticError("planned by the stress run")
+    return mg.tanh(x @ w).sum()
 
 
 class Look(NamedTuple):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
+from mpgrad.calls import array_library
 from mpgrad.engine import session_pool
 from mpgrad.scheduler.tuning import MESSAGE_US
 from tests.torch_outcomes import of_torch  # noqa: F401  (a fixture)
@@ -52,6 +53,16 @@ def messages_cost_the_same() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session_pool, "measured_message_us", lambda _: MESSAGE_US)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_load_nothing_of_other_modules(request: pytest.FixtureRequest) -> Iterator[None]:
+    """That a module before has imported ``mpgrad.torch`` changes how workers start."""
+    kept = [*array_library.PRELOADED]
+    if "torch_programs" not in request.path.parts:
+        array_library.PRELOADED.clear()
+    yield
+    array_library.PRELOADED[:] = [*{*kept, *array_library.PRELOADED}]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,7 +1,8 @@
-"""``python -m benchmarks.probes.way_of_a_task``: in how many files the way of one NodeTask runs.
+"""``python -m benchmarks.probes.way_of_a_task``: how many calls and files the way of a task takes.
 
-Each process of an engine notes the files of mpgrad in which a function is called while one
-backward runs: a graph's first one, and one of a graph that has come often.
+Each process of an engine notes each call of a Python function of mpgrad while one backward runs:
+a graph's first one, and one of a graph that has come often. Calls of generated functions, of the
+standard library and of libraries in C are not among them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -19,10 +21,12 @@ import mpgrad as mg
 from mpgrad import nn
 
 T = TypeVar("T")
+#: By process, the file and the name of each function that was called, in order.
+Calls = dict[str, list[tuple[str, str]]]
 _PACKAGE = f"{Path(mg.__file__).parent}/"
 #: Names the directory in which the processes write, and in it the file that says for what.
 _VARIABLE, _NOW = "WAY_OF_A_TASK", "now"
-#: Backwards until a graph is known, and so many after them, of which the one with the fewest files
+#: Backwards until a graph is known, and so many after them, of which the one with the fewest calls
 #: counts: in some of them costs are learned.
 BEFORE, REPEATED = 40, 6
 
@@ -34,27 +38,25 @@ def hook(process: str, part: T) -> T:
 
 
 def note_files(process: str) -> None:
-    """From now on this thread notes where its functions stand, while there is something to note."""
-    directory, noted = Path(os.environ[_VARIABLE]), set()
+    """From now on this thread notes its calls, while there is something to note."""
+    now = Path(os.environ[_VARIABLE]) / _NOW
+    stream = open(now.with_name(process), "a", buffering=1)  # noqa: SIM115 -- until the process ends
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         name = frame.f_code.co_filename
         if event != "call" or not name.startswith(_PACKAGE):
             return
         try:
-            entry = f"{(directory / _NOW).read_text()} {process} {name.removeprefix(_PACKAGE)}\n"
+            what = now.read_text()
         except FileNotFoundError:
             return
-        if entry not in noted:
-            noted.add(entry)
-            with open(directory / process, "a") as stream:
-                stream.write(entry)
+        stream.write(f"{what} {name.removeprefix(_PACKAGE)} {frame.f_code.co_qualname}\n")
 
     sys.setprofile(note)
 
 
 def main() -> None:
-    """Print the files of both backwards, by process."""
+    """Print the calls and files of both backwards, by process; ``--calls`` prints each call."""
     with tempfile.TemporaryDirectory() as directory:
         os.environ |= {_VARIABLE: directory, "MPGRAD_TEST_HOOK": f"{hook.__module__}:hook"}
         with mg.Engine("process", cpu_workers=2):
@@ -62,8 +64,8 @@ def main() -> None:
             note_files("client")
             _run(Path(directory) / _NOW)
             sys.setprofile(None)
-        _show("first", _found("first", Path(directory)))
-        often = [_found(f"repeated{number}", Path(directory)) for number in range(REPEATED)]
+        _show("first", _calls("first", Path(directory)))
+        often = [_calls(f"repeated{number}", Path(directory)) for number in range(REPEATED)]
         _show("repeated", min(often, key=_count))
 
 
@@ -81,23 +83,30 @@ def _run(now: Path) -> None:
         now.unlink(missing_ok=True)
 
 
-def _found(what: str, directory: Path) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _calls(what: str, directory: Path) -> Calls:
+    found: Calls = {}
     for process in ("client", "coordinator", "worker"):
         rows = [line.split() for line in (directory / process).read_text().splitlines()]
-        found[process] = sorted({name for label, _, name in rows if label == what})
+        found[process] = [(file, function) for label, file, function in rows if label == what]
     return found
 
 
-def _count(found: dict[str, list[str]]) -> int:
-    return len({name for names in found.values() for name in names})
+def _count(calls: Calls) -> int:
+    return sum(map(len, calls.values()))
 
 
-def _show(what: str, found: dict[str, list[str]]) -> None:
-    behind = _count({process: names for process, names in found.items() if process != "client"})
-    print(f"{what}: {_count(found)} files, {behind} behind the client")
-    for process, names in found.items():
-        print(f"  {process} {len(names)}: {' '.join(names)}")
+def _show(what: str, calls: Calls) -> None:
+    files = {process: sorted({file for file, _ in rows}) for process, rows in calls.items()}
+    behind = {file for process, names in files.items() if process != "client" for file in names}
+    print(f"{what}: {len(behind.union(files['client']))} files, {len(behind)} behind the client")
+    for process, rows in calls.items():
+        changes = sum(before[0] != after[0] for before, after in pairwise(rows))
+        print(
+            f"  {process}: {len(rows)} calls, {changes} changes of file, "
+            f"{len(files[process])} files: {' '.join(files[process])}"
+        )
+        if "--calls" in sys.argv:
+            print("\n".join(f"    {file} {function}" for file, function in rows))
 
 
 if __name__ == "__main__":

@@ -231,6 +231,7 @@ def _run_task_us(nodes: int) -> tuple[float, float]:
         WorkerMemory(os.dup(client_arena().segment.fd), os.dup(engine_arena.fd)),
         "the calibration",
         lambda progress: None,
+        0,
     )
     blocks = (None,) * len(graph.plan.tasks[0].outputs)
     seeds = ((seed.tobytes(),),)

@@ -49,8 +49,8 @@ own, with real plans, and every message passes the real codec. Only time is comp
   this machine: the shortest of five backwards, after two backwards that map the pages of the
   results. All other costs are also the shortest of several measurements, because the speed of
   this machine changes by a factor of 1.8 within seconds.
-* The simulation measures the time of the coordinator's state machine and of its journal for each
-  event while it runs them. It leaves out the first backward, and Python's garbage collector, which
+* The simulation measures the time of the coordinator's state machine for each event while it runs
+  it. It leaves out the first backward, and Python's garbage collector, which
   would walk the recorded models.
 * The next section but one compares simulated with measured times of two workers, the largest
   number for this machine.

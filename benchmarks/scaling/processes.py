@@ -13,6 +13,7 @@ from benchmarks.scaling.clock import Clock, Process, TimedDealer, TimedRouter
 from benchmarks.scaling.costs import ClientCosts
 from benchmarks.scaling.task_times import MB, TaskTimes
 from mpgrad.base.handles import Block, GradientRef
+from mpgrad.base.processor_use import ProcessorUse
 from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.coordinator.coordinator_process import start_workers
 from mpgrad.coordinator.supervisor import Supervisor
@@ -22,12 +23,10 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.chunks import chunk_ends, in_chunks
 from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec, Plan
 from mpgrad.shm.free_list import FreeList
-from mpgrad.wire.journal import SEGMENT_EVENTS
 from mpgrad.workers.worker import Worker
 from simulation.calling_thread import CallingThread
 from simulation.coordinator_process import (
     CLIENT_PIDFD,
-    WatchedJournal,
     simulated_setup,
     status_board,
 )
@@ -37,6 +36,15 @@ from simulation.transport import MemoryEndpoint
 #: Address space and limit of the simulated arena: memory never runs short here.
 ARENA_BYTES = 1 << 44
 SESSION = "c1.1"
+
+
+class TimedCoordinator(Coordinator):
+    """A Coordinator whose core is run by a function that measures it."""
+
+    time: Callable[[Any], list[Any]]
+
+    def _handle(self, event: Any) -> None:
+        self._perform(self.time(event))
 
 
 class CoordinatorProcess(Process):
@@ -57,10 +65,9 @@ class CoordinatorProcess(Process):
         self.events: Counter[str] = Counter()
         setup = simulated_setup(self.endpoint, workers)
         supervisor = Supervisor(workers, (), status_board(), self, clock.seconds)
-        self._shell = Coordinator(
-            setup, self.router, supervisor, FreeList(ARENA_BYTES, ARENA_BYTES, "simulated arena"),
-            WatchedJournal(SEGMENT_EVENTS, self._time), clock.seconds,
-        )  # fmt: skip
+        arena = FreeList(ARENA_BYTES, ARENA_BYTES, "simulated arena")
+        self._shell = TimedCoordinator(setup, self.router, supervisor, arena, clock.seconds)
+        self._shell.time = self._time
         self._shell.begin((CLIENT_PIDFD,), *start_workers(supervisor))
 
     def start(self, peer: str, slot: int, device: int, arena: int) -> Any:
@@ -68,17 +75,20 @@ class CoordinatorProcess(Process):
         self.workers.append(worker)
         self.clock.at(0.0, worker.open, slot)
         # All that is asked of a process that never dies.
-        return SimpleNamespace(pid=slot, pidfd=1 + slot, is_stopped=lambda: False)
+        use = ProcessorUse(0, 0)
+        return SimpleNamespace(
+            pid=slot, pidfd=1 + slot, is_stopped=lambda: False, processor_use=lambda: use
+        )
 
     def turn(self) -> None:
         self._shell.turn()
         self.clock.cores.take(self.clock.spent_us)
 
-    def _time(self, event: Any, handle_event: Callable[[Any], list[Any]]) -> list[Any]:
+    def _time(self, event: Any) -> list[Any]:
         name = type(event).__name__
         self.clock.pay(self.clock.costs.core_us.get(name, 0.0))
         start = thread_time()
-        instructions = handle_event(event)
+        instructions = self._shell.state.handle_event(event)
         self.seconds[name] += thread_time() - start
         self.events[name] += 1
         return instructions

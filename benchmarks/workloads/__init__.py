@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from benchmarks.rounds import Case
 from benchmarks.workloads import (
+    both_passes,
     gil_branches,
     memory,
     networks,
@@ -34,6 +35,7 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("gil_branches", gil_branches.ABOUT, gil_branches.cases),
+        Workload("both_passes", both_passes.ABOUT, both_passes.cases),
         Workload("numpy_branches", perceptrons.ABOUT_BRANCHES, perceptrons.branches),
         Workload("mlp_chain", perceptrons.ABOUT_CHAIN, perceptrons.chain),
         Workload("resnet18", networks.ABOUT_RESNET, networks.resnet),

@@ -17,7 +17,7 @@ from mpgrad.autograd.running.current_graph_task import (
 )
 from mpgrad.graph.executing import current_autograd_node as _current_autograd_node
 from mpgrad.graph.grad_modes import is_grad_enabled as is_grad_enabled
-from mpgrad.graph.grad_modes import is_multithreading_enabled
+from mpgrad.graph.grad_modes import is_multithreading_enabled, set_grad_enabled
 from mpgrad.graph.node import Node
 
 __all__ = [
@@ -26,9 +26,19 @@ __all__ = [
     "_current_graph_task_execution_order",
     "_current_graph_task_id",
     "_functions",
+    "_set_grad_enabled",
     "_will_engine_execute_node",
     "is_grad_enabled",
 ]
+
+
+def _set_grad_enabled(enabled: bool) -> None:
+    """Record operators in this thread, or not.
+
+    Raises:
+        TypeError: ``enabled`` is not a bool.
+    """
+    set_grad_enabled(enabled)
 
 
 def _current_graph_task_execution_order() -> list[Node]:

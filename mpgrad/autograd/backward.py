@@ -87,13 +87,14 @@ def _backward(
     edges, seeds = check_roots(roots, seed_tuple(grad_tensors, len(roots)))
     wanted = None if wanted_places is None else wanted_grads(wanted_places)
     keep_graph = bool(create_graph if retain_graph is None else retain_graph)
-    frozen, seeds = _freeze(edges, seeds, wanted, keep_graph, create_graph)
+    engine = engine_slot.current()
+    frozen, seeds = _freeze(engine, edges, seeds, wanted, keep_graph, create_graph)
     with RunningBackward(create_graph=bool(create_graph), is_partial=inputs is not None):
         if create_graph:
             _warn_of_cycle()
-            commit_recorded(frozen, engine_slot.execute_recorded(frozen, seeds))
+            commit_recorded(frozen, engine_slot.execute_recorded(engine, frozen, seeds))
         else:
-            commit(frozen, engine_slot.execute(frozen))
+            commit(frozen, engine_slot.execute(engine, frozen))
 
 
 def _under_its_old_name(grad_variables: Any, grad_tensors: Any) -> Any:
@@ -285,12 +286,13 @@ def _gradients(
 ) -> list[Tensor | None]:
     """The gradient for each of ``wanted``; None where it does not influence ``roots``."""
     edges, seeds = check_roots(roots, seed_tuple(grad_outputs, len(roots)))
-    frozen, seeds = _freeze(edges, seeds, wanted_results(wanted), keep_graph, create_graph)
+    engine, asked = engine_slot.current(), wanted_results(wanted)
+    frozen, seeds = _freeze(engine, edges, seeds, asked, keep_graph, create_graph)
     with RunningBackward(create_graph=bool(create_graph), is_partial=True):
         if create_graph:
-            gradients = engine_slot.execute_recorded(frozen, seeds)
+            gradients = engine_slot.execute_recorded(engine, frozen, seeds)
             return recorded_results(frozen, gradients, len(wanted))
-        return results_of(frozen, engine_slot.execute(frozen), len(wanted))
+        return results_of(frozen, engine_slot.execute(engine, frozen), len(wanted))
 
 
 def _refuse_unused(results: Sequence[Tensor | None]) -> None:
@@ -303,6 +305,7 @@ def _refuse_unused(results: Sequence[Tensor | None]) -> None:
 
 
 def _freeze(
+    engine: engine_slot.Executor,
     edges: list[Edge],
     seeds: list[Tensor | None],
     wanted: Wanted | None,
@@ -310,11 +313,13 @@ def _freeze(
     create_graph: bool,
 ) -> tuple[FrozenGraph, list[Tensor | None]]:
     """The frozen graph, and with ``create_graph`` its seeds with their history."""
-    engine_slot.expect()
     arrays = [None if seed is None else seed._array for seed in seeds]
     with span("freeze"):
         given = seeds if create_graph else arrays
-        frozen = freeze(edges, given, wanted=wanted, keep_graph=keep_graph, cost=costs.estimate)
+        frozen = freeze(
+            edges, given, wanted=wanted, keep_graph=keep_graph,
+            cost=costs.estimate, renews_costs=engine.mode != "local",
+        )  # fmt: skip
     if not create_graph:
         return frozen, []
     kept = list(frozen.seeds)

@@ -191,7 +191,7 @@ def _recorded_additions(
         if isinstance(sink, RetainSink):
             yield sink.tensor, gradient
         else:
-            sink.accumulator.check()
+            sink.accumulator.check(in_place=False)
             if sink.accumulator.variable._requires_grad:
                 yield sink.accumulator.variable, gradient
 

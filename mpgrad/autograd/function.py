@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from mpgrad.autograd.functions.context import FunctionContext
@@ -18,6 +18,7 @@ from mpgrad.autograd.functions.function_node import (
 from mpgrad.autograd.functions.outputs import outputs_of
 from mpgrad.autograd.functions.stopping import refused
 from mpgrad.autograd.profiling.ranges import FUNCTION, span
+from mpgrad.base.accidental_ends import accidental_end
 from mpgrad.graph.grad_modes import GRAD_MODE, is_grad_enabled, no_grad
 from mpgrad.tensors.tensor import Tensor, metadata_of, recorded_edges
 
@@ -88,6 +89,8 @@ class Function:
     run_on: ClassVar[str | None] = None
     clear_saved_tensors_on_access: ClassVar[bool] = False
     _backward_cls = _BackwardClass()
+    #: Whether its Nodes stand for branches that workers have recorded (``mpgrad.calls``).
+    _is_branch: ClassVar[bool] = False
 
     @staticmethod
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -116,6 +119,10 @@ class Function:
 
     #: PyTorch's other name for backward.
     vjp = backward
+
+    @staticmethod
+    def _on_last_run(ctx: FunctionContext) -> None:
+        """Is called when the backward of ``ctx`` has run and will not run again."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         warnings.warn(
@@ -159,8 +166,8 @@ class Function:
 
         Raises:
             TypeError: the arguments do not fit forward, or it saved a value that is not a Tensor.
-            RuntimeError: forward changed a leaf that requires grad (``ctx.mark_dirty``), or ctx
-                declares a value that forward did not take or return.
+            RuntimeError: forward changed a leaf that requires grad (``ctx.mark_dirty``), ctx
+                declares a value that forward did not take or return, or StopIteration left it.
         """
         if cls.run_on is not None:
             cls._checked_run_on()
@@ -186,12 +193,32 @@ class Function:
                     cls.setup_context(ctx, args, raw)
                 else:
                     raw = cls.forward(ctx, *args)
+        except StopIteration as error:
+            raise accidental_end(f"The forward of {cls.__name__}") from error
         finally:
             GRAD_MODE.enabled = recorded
         several = isinstance(raw, tuple)
         produced = raw if several else (raw,)
         outputs = outputs_of(produced, args, ctx, node, has_setup_context=separate)
         return tuple(outputs) if several else outputs[0]
+
+    @classmethod
+    def map(cls, *iterables: Iterable[Any]) -> list[Any]:
+        """``[cls.apply(*item) for item in zip(*iterables)]``, forward and backward in workers.
+
+        The Nodes have the class, the names, the edges and the hooks that ``apply`` gives them; each
+        ctx stays in the worker that has made it, and is never pickled. See ``mpgrad.parallel_map``.
+
+        Raises:
+            As ``mpgrad.parallel_map``.
+        """
+        if cls._parallel_map is None:
+            raise RuntimeError("import the names of mpgrad from mpgrad itself")
+        found: list[Any] = cls._parallel_map(cls.apply, *iterables)
+        return found
+
+    #: ``mpgrad.parallel.maps.parallel_map``, which stands on this file; set by ``tensor_methods``.
+    _parallel_map: ClassVar[Any] = None
 
     @classmethod
     def _checked_run_on(cls) -> str | None:

@@ -48,4 +48,13 @@ __all__ = [
     "will_engine_execute_node",
     "save_on_cpu",
     "saved_tensors_hooks",
+    "set_warn_on_accumulate_grad_stream_mismatch",
 ]
+
+
+def set_warn_on_accumulate_grad_stream_mismatch(enabled: bool) -> None:
+    """Do nothing: there is no warning of streams, because a gradient is complete when it is added.
+
+    Args:
+        enabled: PyTorch's switch.
+    """

@@ -32,7 +32,8 @@ places         argsort(x, axis) (stable) argwhere(x) arange(n) isclose array_equ
 linear         matmul(a, b) conv2d conv2d_input_grad conv2d_weight_grad
                constant_beside(x, array): an array of the CPU on the device of x
 matrices       inv solve(a, b) det cholesky logabsdet detsign eigh eig svd(x, full_matrices)
-               qr(x, mode) eliminated (both triangles of LU): of the last two dimensions
+               cofactors cofactors_slope(x, grad) qr(x, mode)
+               eliminated (both triangles of LU): of the last two dimensions
 Fourier        fourier(x, axes, forward, scale) real_fourier(x, axes, scale)
                fourier_of_real(x, axes, length, scale)
 signs          copysign fmod gcd lcm signbit

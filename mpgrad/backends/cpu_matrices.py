@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.backends import cofactors, special_functions
 from mpgrad.backends import fourier_transforms as transforms
-from mpgrad.backends import special_functions
 
 Array = np.ndarray[Any, Any]
 
@@ -52,6 +52,12 @@ class Matrices:
 
     def det(self, x: Array) -> Array:
         return np.asarray(np.linalg.det(x))
+
+    def cofactors(self, x: Array) -> Array:
+        return np.asarray(cofactors.cofactors(np, x))
+
+    def cofactors_slope(self, x: Array, grad: Array) -> Array:
+        return np.asarray(cofactors.cofactors_slope(np, x, grad))
 
     def logabsdet(self, x: Array) -> Array:
         return np.asarray(np.linalg.slogdet(x)[1])

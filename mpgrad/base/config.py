@@ -15,7 +15,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 ENGINE_MODES = ("auto", "local", "process")
-JOURNAL_MODES = ("errors", "always", "off")
 CHECKS = ("off", "sample", "all")
 PINS = ("none", "cores", "nodes")
 TRACEBACKS = ("short", "full")
@@ -102,14 +101,6 @@ def parse_debug(text: str) -> int:
     return int(text)
 
 
-def parse_journal_mode(text: str) -> str:
-    """``errors``, ``always`` or ``off``."""
-    mode = text.lower()
-    if mode not in JOURNAL_MODES:
-        raise ValueError(f"expected one of {', '.join(JOURNAL_MODES)}")
-    return mode
-
-
 def parse_check(text: str) -> str:
     """``off``, ``sample`` or ``all``."""
     check = text.lower()
@@ -151,6 +142,17 @@ def parse_function(text: str) -> str:
 def parse_cuda_driver(text: str) -> str:
     """``cupy``, or ``module:function``."""
     return CUPY if text.lower() == "cupy" else parse_function(text)
+
+
+def parse_seconds(text: str) -> float:
+    """A number of seconds above 0."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise ValueError("expected a number of seconds above 0")
+    return seconds
 
 
 def parse_path(text: str) -> str:
@@ -199,6 +201,15 @@ SHM_LIMIT: Setting[int | None] = Setting(
     "The maximum number of bytes in a shared-memory arena.",
     "from memory and cgroup limit",
 )
+BRANCH_LIMIT: Setting[int | None] = Setting(
+    "MPGRAD_BRANCH_LIMIT",
+    None,
+    parse_bytes,
+    "bytes, or with a unit: `512M`, `4G`",
+    "The bytes that the branches of `parallel_map` may hold in all processes of an engine. Over it "
+    "the oldest ones are let go, and made again if they are differentiated.",
+    "0.4 of memory and cgroup limit",
+)
 CHECK: Setting[str] = Setting(
     "MPGRAD_CHECK",
     "sample",
@@ -207,6 +218,25 @@ CHECK: Setting[str] = Setting(
     "Which Functions that a worker has run are run again in this process, and must give the same "
     "bits: none; one in 1000, but for those with `run_on`; every one.",
     "`sample`",
+)
+PYTHON: Setting[str | None] = Setting(
+    "MPGRAD_PYTHON",
+    None,
+    parse_path,
+    "the path of a Python interpreter",
+    "What runs the coordinator, the workers and the ranks of `mpgrad run`, where `sys.executable` "
+    "is no Python (a frozen application, uWSGI, a program that embeds Python). It has the same "
+    "version of Python and of mpgrad.",
+    "`sys.executable`",
+)
+START_TIMEOUT: Setting[float] = Setting(
+    "MPGRAD_START_TIMEOUT",
+    30.0,
+    parse_seconds,
+    "seconds above 0",
+    "How long a coordinator or worker that starts may do nothing. Seconds in which it uses the "
+    "processor do not count.",
+    "`30`",
 )
 DEBUG: Setting[int] = Setting(
     "MPGRAD_DEBUG",
@@ -225,15 +255,6 @@ TRACEBACK: Setting[str] = Setting(
     "Whether the traceback of an error in a backward shows the frames of mpgrad itself.",
     "`short`",
 )
-POST_MORTEM: Setting[bool] = Setting(
-    "MPGRAD_POST_MORTEM",
-    False,
-    parse_switch,
-    "`0`, `1`",
-    "Whether a Function that fails on a worker is run again in this process, so that a debugger "
-    "(`pdb.pm()`, `%debug`) finds its frame. `mpgrad run --pdb` sets it.",
-    "`0`",
-)
 
 TEST_HOOK: Setting[str] = Setting(
     "MPGRAD_TEST_HOOK",
@@ -243,24 +264,6 @@ TEST_HOOK: Setting[str] = Setting(
     "For tests: a function that each process of an engine calls when it starts, to replace its "
     "connection or its worker (`mpgrad/base/hook_for_tests.py`). It must be on `PYTHONPATH`.",
     "none",
-)
-
-JOURNAL: Setting[str] = Setting(
-    "MPGRAD_JOURNAL",
-    "errors",
-    parse_journal_mode,
-    "`errors`, `always`, `off`",
-    "When a process of the engine writes its last events to a file: after an internal error, also "
-    "when it ends, or never. `mpgrad replay FILE` runs them again.",
-    "`errors`",
-)
-JOURNAL_DIR: Setting[str | None] = Setting(
-    "MPGRAD_JOURNAL_DIR",
-    None,
-    parse_path,
-    "a directory",
-    "The directory of these files.",
-    "`$XDG_STATE_HOME/mpgrad` or `~/.local/state/mpgrad`",
 )
 
 GROUP_KEY_FILE: Setting[str | None] = Setting(
@@ -290,16 +293,20 @@ SETTINGS: tuple[Setting[Any], ...] = (
     GPUS,
     PIN,
     SHM_LIMIT,
+    BRANCH_LIMIT,
     CHECK,
+    PYTHON,
+    START_TIMEOUT,
     DEBUG,
     TRACEBACK,
-    POST_MORTEM,
-    JOURNAL,
-    JOURNAL_DIR,
     GROUP_KEY_FILE,
     TEST_HOOK,
     CUDA_DRIVER,
 )
+
+_NO_JOURNAL = "an internal error prints the last events of the coordinator"
+#: Variables that were settings, and why they are none any more.
+REMOVED = {"MPGRAD_JOURNAL": _NO_JOURNAL, "MPGRAD_JOURNAL_DIR": _NO_JOURNAL}
 
 
 def engine_mode() -> str:
@@ -327,9 +334,24 @@ def shm_limit() -> int | None:
     return SHM_LIMIT.get()
 
 
+def branch_limit() -> int | None:
+    """MPGRAD_BRANCH_LIMIT in bytes, None while unset."""
+    return BRANCH_LIMIT.get()
+
+
 def check() -> str:
     """MPGRAD_CHECK: ``off``, ``sample`` or ``all``."""
     return CHECK.get()
+
+
+def python() -> str | None:
+    """MPGRAD_PYTHON, None while unset."""
+    return PYTHON.get()
+
+
+def start_timeout_s() -> float:
+    """MPGRAD_START_TIMEOUT in seconds."""
+    return START_TIMEOUT.get()
 
 
 def debug() -> int:
@@ -342,11 +364,6 @@ def traceback() -> str:
     return TRACEBACK.get()
 
 
-def post_mortem() -> bool:
-    """MPGRAD_POST_MORTEM."""
-    return POST_MORTEM.get()
-
-
 def test_hook() -> str:
     """MPGRAD_TEST_HOOK: ``module:function``, empty while unset."""
     return TEST_HOOK.get()
@@ -355,16 +372,6 @@ def test_hook() -> str:
 def cuda_driver() -> str:
     """MPGRAD_CUDA_DRIVER: ``module:function``."""
     return CUDA_DRIVER.get()
-
-
-def journal() -> str:
-    """MPGRAD_JOURNAL: ``errors``, ``always`` or ``off``."""
-    return JOURNAL.get()
-
-
-def journal_directory() -> str:
-    """MPGRAD_JOURNAL_DIR, else that for state."""
-    return JOURNAL_DIR.get() or state_directory()
 
 
 def state_directory() -> str:
@@ -379,13 +386,14 @@ def group_key_file() -> str | None:
 
 
 def misspelt() -> list[str]:
-    """A sentence for each variable that looks like a setting, and is none."""
+    """A sentence for each variable that looks like a setting or was one, and is none."""
     import difflib  # imported here: ``import mpgrad`` does not need it
 
     known = [setting.name for setting in SETTINGS]
     found = []
     for name in sorted(os.environ):
         if name.startswith("MPGRAD_") and name not in known:
+            found += [f"{name} is no setting any more: {REMOVED[name]}."] if name in REMOVED else []
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
             found += [f"{name} is no setting; did you mean {near}?" for near in nearest]
     return found

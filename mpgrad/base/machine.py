@@ -30,10 +30,25 @@ def processor_name() -> str:
 
 def available_cpus() -> int:
     """The whole CPUs that this process may use: affinity and cgroup quota, at least 1."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cpus = len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
-    quota = cpu_quota()
+    cpus, quota = len(processors()), cpu_quota()
     return max(1, cpus if quota is None else min(cpus, int(quota)))
+
+
+def processors(pid: int = 0) -> set[int]:
+    """The numbers of the processors that a process may use (0: this one), by its affinity.
+
+    They are all of the machine where nobody says that: on other systems, and where a sandbox
+    refuses the question.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    try:
+        return os.sched_getaffinity(pid)
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):
+        return set(range(os.cpu_count() or 1))
 
 
 def cpu_quota(root: StrPath = _CGROUP_ROOT, membership: StrPath = _MEMBERSHIP) -> float | None:
@@ -71,9 +86,9 @@ def mappable_bytes() -> int | None:
     """
     import resource  # imported here: only processes that make shared memory need it
 
-    file_size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    file_size, _ = resource_limits(resource.RLIMIT_FSIZE)
     allowed = [] if file_size == resource.RLIM_INFINITY else [file_size]
-    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    address_space, _ = resource_limits(resource.RLIMIT_AS)
     if address_space != resource.RLIM_INFINITY:
         with open("/proc/self/statm") as statm:
             mapped = int(statm.read().split()[0]) * resource.getpagesize()
@@ -81,9 +96,36 @@ def mappable_bytes() -> int | None:
     return min(allowed, default=None)
 
 
+def resource_limits(kind: int) -> tuple[int, int]:
+    """The soft and the hard limit of this process; no limit where a sandbox refuses the question.
+
+    Args:
+        kind: ``resource.RLIMIT_...``.
+    """
+    import resource
+
+    try:
+        return resource.getrlimit(kind)
+    except OSError:
+        return resource.RLIM_INFINITY, resource.RLIM_INFINITY
+
+
+def installed_memory(meminfo: StrPath = "/proc/meminfo") -> int:
+    """The bytes of this machine's memory.
+
+    A file is asked first: the C library does not notice that ``sysinfo`` is refused, and
+    ``os.sysconf`` then gives any number.
+    """
+    with contextlib.suppress(OSError):
+        for line in _text(meminfo).splitlines():
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) << 10
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def memory_total() -> int:
     """Bytes that all processes may use together: the machine's, or those of the cgroup."""
-    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    installed = installed_memory()
     return min(installed, memory_limit() or installed)
 
 

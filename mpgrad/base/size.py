@@ -39,6 +39,8 @@ class Size(tuple[int, ...]):
         return tuple.__new__(Size, tuple.__add__(self, other))
 
     def __radd__(self, other: Any) -> Size:
+        if not isinstance(other, tuple):
+            return NotImplemented  # ``lengths += size`` extends a list
         return tuple.__new__(Size, tuple.__add__(other, self))
 
     def __mul__(self, times: SupportsIndex) -> Size:

@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
+from mpgrad.base import machine
+
 T = TypeVar("T")
 
 _SYSTEM = "/sys/devices/system"
@@ -30,7 +32,7 @@ def cores(allowed: Sequence[int] | None = None, root: str = _SYSTEM) -> list[Cor
         allowed: the numbers of the processors; None: those of this process's affinity.
         root: the directory that shows the system.
     """
-    usable = set(os.sched_getaffinity(0) if allowed is None else allowed)
+    usable = machine.processors() if allowed is None else set(allowed)
     node_of = {cpu: node for node, cpus in _nodes(root) for cpu in cpus}
     found = {
         Core(tuple(sorted(usable & {cpu, *_threads_of(cpu, root)})), node_of.get(cpu, 0))

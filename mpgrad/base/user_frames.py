@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from types import CodeType, TracebackType
@@ -17,6 +18,8 @@ from mpgrad.base.generated_code import WRITTEN
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: Standard library that stands between two of our frames.
 _BETWEEN = os.path.join(os.path.dirname(os.__file__), "contextlib.py")
+#: Of the code that ``interpreter.command`` gives to Python.
+_FIRST_FRAME = re.compile(r'  File "<string>", line \d+ in <module>')
 HIDDEN = "mpgrad's own frames are left out: MPGRAD_TRACEBACK=full shows them"
 
 
@@ -44,7 +47,7 @@ def hide_our_frames(error: BaseException) -> None:
     hidden = 0
     for member in _chain(error):
         kept, hidden_here = _without_ours(member.__traceback__)
-        member.__traceback__ = kept
+        BaseException.with_traceback(member, kept)  # a class of the user's may refuse attributes
         hidden += hidden_here
     if hidden and HIDDEN not in getattr(error, "__notes__", ()):
         with contextlib.suppress(Exception):  # a class of the user's that allows no changes
@@ -84,8 +87,11 @@ def stack_without_ours(text: str) -> str:
     if config.traceback() == "full":
         return text
     ours = tuple(f'  File "{start}' for start in (_PACKAGE, *WRITTEN))
-    left_out = (*ours, '  File "<frozen runpy>"', "Extension modules:")
-    return "\n".join([line for line in text.splitlines() if not line.startswith(left_out)]).strip()
+    left_out = (*ours, "Extension modules:")
+    lines = [line for line in text.splitlines() if line and not line.startswith(left_out)]
+    if lines and _FIRST_FRAME.fullmatch(lines[-1]):
+        del lines[-1]  # the outermost frame: how the process was started
+    return "\n".join(lines).strip()
 
 
 def _is_hidden(file: str) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+
+from mpgrad.base.context_manager import contextmanager
 
 #: They override the argument of each ``checkpoint`` call unless they are None.
 early_stop: bool | None = None

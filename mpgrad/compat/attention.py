@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 from collections.abc import Iterator
 from typing import Any
+
+from mpgrad.base.context_manager import contextmanager
 
 
 class SDPBackend(enum.IntEnum):
@@ -19,7 +20,7 @@ class SDPBackend(enum.IntEnum):
     OVERRIDEABLE = 4
 
 
-@contextlib.contextmanager
+@contextmanager
 def sdpa_kernel(backends: Any = None, set_priority: bool = False) -> Iterator[None]:
     """Do nothing: all kernels compute the same."""
     yield

@@ -24,6 +24,8 @@ _PLACES = (
     ("testing", "mpgrad.compat.testing"),
     ("_C", "mpgrad._C mpgrad.compat.other_names"),
     ("autograd.function", "mpgrad.autograd.function mpgrad.compat.other_names"),
+    ("nn", "mpgrad.compat.module_itself mpgrad.nn"),
+    ("nn.{parallel parallel.data_parallel}", "mpgrad.compat.module_itself mpgrad.nn.parallel"),
     ("nn.attention", "mpgrad.compat.attention"),
     ("nn.init", "mpgrad.nn.init mpgrad.compat.other_names"),
     ("cuda", "mpgrad.compat.cuda mpgrad.cuda"),

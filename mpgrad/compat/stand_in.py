@@ -40,6 +40,12 @@ class StandIn(ModuleType):
         vars(self)[name] = value
         return value
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Python sets a module after its import: it does not hide a function of that name.
+        if isinstance(value, StandIn) and not isinstance(self._found(name), ModuleType):
+            return
+        super().__setattr__(name, value)
+
     def _found(self, name: str) -> Any:
         for target in self._targets:
             value = getattr(target, name, self)

@@ -9,6 +9,7 @@ from typing import Any
 import threadpoolctl
 
 import mpgrad
+from mpgrad.base.dtype import DType
 from mpgrad.base.memory_formats import MemoryFormat
 from mpgrad.compat.tensor_type import Tensor as Tensor
 
@@ -18,6 +19,12 @@ __version__ = "2.13.0+mpgrad"
 
 class _MissingDtype:
     """A dtype that programs may name and compare, and that no tensor can have."""
+
+    is_floating_point = is_signed = True
+    is_complex = False
+    itemsize = 2
+    #: What ``isinstance`` asks.
+    __class__ = DType  # type: ignore[assignment]
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -126,7 +133,7 @@ def is_storage(obj: object) -> bool:
 def typename(obj: Any) -> str:
     """The name of the type of ``obj``: ``"torch.FloatTensor"`` of a tensor."""
     if isinstance(obj, Tensor):
-        return str(obj.type()).replace("mpgrad.", "torch.", 1)
+        return str(obj.type())
     kind = obj if isinstance(obj, type) else type(obj)
     return f"{kind.__module__}.{kind.__qualname__}"
 

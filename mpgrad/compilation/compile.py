@@ -114,6 +114,12 @@ def _function(made: CompiledFunction) -> Any:
     return compiled
 
 
+def _uncompiled(function: Any) -> CompiledFunction:
+    made = CompiledFunction(function, False)
+    made.reason = "it runs in a call of parallel_map() or fork()"
+    return made
+
+
 class CompiledModule(Module):
     """A Module that is compiled: parameters, buffers and attributes are the original's."""
 
@@ -171,6 +177,9 @@ class CompiledFunction:
                 if found is not MISS:
                     return found
         return self.function(*args, **kwargs)
+
+    def _reduce_by_value(self) -> Any:
+        return _uncompiled, (self.function,)  # in a call of ``parallel_map``
 
     def source(self) -> str:
         """The source of all cases, for people to read; or why there is none."""

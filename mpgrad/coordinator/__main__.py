@@ -1,9 +1,7 @@
-"""``python -m mpgrad.coordinator FD``: the entry of the coordinator process."""
+"""The entry of a coordinator process, see ``base.interpreter``."""
 
 from __future__ import annotations
 
-import sys
-
 from mpgrad.coordinator.coordinator_process import main
 
-main(int(sys.argv[1]))
+__all__ = ["main"]

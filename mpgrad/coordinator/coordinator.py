@@ -11,10 +11,12 @@ import hmac
 import math
 import os
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from mpgrad.base.standard_streams import say
+from mpgrad.coordinator.start_watch import StartWatch
 from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
 from mpgrad.coordinator.watchdog import Deadlines, Watchdog
 from mpgrad.errors import InvariantViolated, ProtocolError
@@ -26,19 +28,17 @@ from mpgrad.shm.free_list import FreeListStatistics
 from mpgrad.shm.status_board import BoardFigures, QueueFigures
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.journal import AllocatorRecorder
-from mpgrad.wire.journal_keeper import JournalKeeper
 from mpgrad.wire.setup import CoordinatorSetup
 from mpgrad.wire.transport import CLIENT, CONTROL, TASK, URGENT, WORKER_LANES, Arrival, Router
 
-#: The bytes of a worker's output up to which the journal keeps it.
-OUTPUT_KEPT_BYTES = 16 * 1024
-
+#: The number of internal errors that are told with all that led to them: a peer that provokes them
+#: must not fill the screen.
+ERRORS_TOLD_MAX = 8
 #: Seconds between two full collections while there is work. There are hardly any cycles, but
 #: nothing else empties the interpreter's free lists. A collection takes a few milliseconds.
 COLLECT_EVERY_S = 30.0
-#: Seconds between two looks at the figures for ``mpgrad top`` while graphs run.
-REPORT_EVERY_S = 0.1
+#: Seconds after which ``mpgrad top`` is told of what has happened.
+REPORT_AFTER_S = 0.1
 
 
 class EngineArena(BlockAllocator, Protocol):
@@ -55,7 +55,6 @@ class Coordinator:
         router: the connections to workers and sessions.
         supervisor: the parent of the workers.
         arena: the engine's arena.
-        journal: records the events of the core.
         clock: the time in seconds.
     """
 
@@ -65,17 +64,12 @@ class Coordinator:
         router: Router,
         supervisor: Supervisor,
         arena: EngineArena,
-        journal: JournalKeeper,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._setup, self._router, self._supervisor = setup, router, supervisor
         self._arena, self._clock = arena, clock
         self._client: tuple[int, ...] = ()
-        # Its journal empties it from time to time; without a journal it would only grow.
-        recorder = None if setup.journal.mode == "off" else AllocatorRecorder(arena)
-        self.state = state = CoordinatorState(recorder or arena)
-        self.journal = journal
-        self._handle_event = journal.keep(state.handle_event, state.tables, recorder)
+        self.state = CoordinatorState(arena)
         #: The lanes on which each worker has sent Hello; it is ready when they are complete.
         self._greeted: dict[str, set[str]] = {}
         #: Sessions that wait for their Welcome until the workers are ready.
@@ -84,8 +78,10 @@ class Coordinator:
         self._unavailable: str | None = None
         #: The number of refused frames, from any sender.
         self.protocol_errors = 0
+        self._errors_told = 0
         self._watchdog = Watchdog(setup.task_timeout_s)
         self._deadlines = Deadlines()
+        self._starts = StartWatch(setup.start_timeout_s, supervisor)
         self._collect_at_s = clock() + COLLECT_EVERY_S
         self._report_at_s = 0.0
         #: Whether something has happened since the last report.
@@ -108,6 +104,7 @@ class Coordinator:
         self._client = client
         for descriptor in (*client, *[worker.child.pidfd for worker in workers]):
             self._router.watch(descriptor)
+        self._starts.wake(self._clock())
         if failure is not None:
             self._on_no_process(len(workers), failure)
 
@@ -129,11 +126,11 @@ class Coordinator:
         while gone := self._router.flush():
             for peer in gone:
                 self._on_unreachable(peer)
-        # Once nothing is left to do, or while long tasks run, there may be no other turn for long.
-        if not self.state.graphs or self._clock() >= self._report_at_s:
+        # Not at once: somebody waits for what this turn has sent.
+        if not self._has_news:
+            self._has_news, self._report_at_s = True, self._clock() + REPORT_AFTER_S
+        elif self._clock() >= self._report_at_s:
             self._report()
-        else:
-            self._has_news = True
 
     def _report(self) -> None:
         state, arena = self.state, self._arena.statistics()
@@ -149,22 +146,23 @@ class Coordinator:
         )
         queues = [QueueFigures(*length) for length in state.ready.lengths()]
         self._supervisor.report(figures, queues, held)
-        self._report_at_s, self._has_news = self._clock() + REPORT_EVERY_S, False
+        self._has_news = False
 
     def wait_ms(self) -> int | None:
         """How long the loop may sleep without an event; None: forever."""
         now_s = self._clock()
-        waits_ms = [self._watchdog.wait_ms(now_s), self._deadlines.wait_ms(now_s)]
+        watches = (self._watchdog, self._deadlines, self._starts)
+        waits_ms = [watch.wait_ms(now_s) for watch in watches]
         if self._has_news:
             waits_ms.append(max(0, math.ceil((self._report_at_s - now_s) * 1000)))
         return min((ms for ms in waits_ms if ms is not None), default=None)
 
     def on_error(self, error: BaseException) -> None:
-        """Record an internal error in the journal and report it."""
-        where = self.journal.on_error(error)
-        say(f"the coordinator (pid {os.getpid()}) met an internal error: {error}. {where}")
-        for note in getattr(error, "__notes__", ()):
-            say(note)
+        """Report an internal error: where it was raised, and the last events of the core."""
+        say(f"the coordinator (pid {os.getpid()}) met an internal error: {error}")
+        self._errors_told += 1
+        if self._errors_told <= ERRORS_TOLD_MAX:
+            say("".join(traceback.format_exception(error)).rstrip("\n"))
 
     def close(self) -> None:
         """Stop the workers."""
@@ -192,8 +190,6 @@ class Coordinator:
             elif not from_client and self._is_ready(arrival.peer):
                 if isinstance(message, ev.OutputEmitted) and message.kind == schema.SPOILED:
                     self._supervisor.fence(message.peer)
-                elif isinstance(message, ev.OutputEmitted):
-                    self._forward_output(message)
                 else:
                     self._handle(message)
             else:
@@ -270,18 +266,13 @@ class Coordinator:
         )
         pids, restarts = self._supervisor.pids(), self._supervisor.restarts
         refused = self.protocol_errors + self._router.ignored
-        answer = schema.Processes(peer, pids, restarts, figures, refused)
+        answer = schema.Processes(
+            peer, pids, restarts, figures, refused, *self._supervisor.branches()
+        )
         self._router.send(CLIENT, peer, encode(answer))
 
     def _handle(self, event: Any) -> None:
-        self._perform(self._handle_event(event))
-
-    def _forward_output(self, event: ev.OutputEmitted) -> None:
-        """Forward what a worker printed; the journal drops very long texts."""
-        if len(event.data) > OUTPUT_KEPT_BYTES:
-            self._perform(self.journal.handle_unrecorded(event, self.state.handle_event))
-        else:
-            self._handle(event)
+        self._perform(self.state.handle_event(event))
 
     def _perform(self, instructions: list[do.CoordinatorInstruction]) -> None:
         for instruction in instructions:
@@ -301,6 +292,7 @@ class Coordinator:
         now_s = self._clock()
         for passed in self._deadlines.take_passed(now_s):
             self._handle(passed)
+        self._starts.look_in_time(now_s)
         if self._watchdog.is_due(now_s):
             busy = [worker.peer for worker in self.state.membership.workers() if worker.flights]
             sights = [self._supervisor.sight(peer) for peer in busy]
@@ -319,6 +311,7 @@ class Coordinator:
             self._on_no_process(slot, error)
         else:
             self._router.watch(worker.child.pidfd)
+            self._starts.wake(self._clock())
 
     def _on_no_process(self, slot: int, error: OSError) -> None:
         """The system refuses to start a process for worker ``slot``."""

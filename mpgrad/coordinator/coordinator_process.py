@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
 import signal
-import sys
+from typing import TYPE_CHECKING
 
+from mpgrad.base import machine
 from mpgrad.base.exits import signal_at_end_of_pipe
 from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
 from mpgrad.coordinator.worker_processes import WorkerSpawner
@@ -15,30 +17,72 @@ from mpgrad.shm.backing import Backing
 from mpgrad.shm.free_list import FreeList
 from mpgrad.shm.segment import Segment
 from mpgrad.shm.status_board import StatusBoard
-from mpgrad.wire.setup import CoordinatorSetup, begin_child, receive_setup
+from mpgrad.wire.setup import (
+    STARTED,
+    CoordinatorSetup,
+    begin_child,
+    decode_setup,
+    start_reported,
+)
 
-#: New objects between two runs of the garbage collector. The journal keeps tens of thousands of
-#: objects for a while, and each run has to look at them.
+if TYPE_CHECKING:
+    from mpgrad.coordinator.coordinator import Coordinator
+
+#: New objects between two runs of the garbage collector: there are hardly any cycles, and each run
+#: has to look at the tables of all graphs.
 GC_THRESHOLD = 1_000_000
 
 #: The descriptors that the coordinator requests, more than the largest engine needs.
 DESCRIPTORS = 16_384
 
 
-def main(descriptor: int) -> None:
-    """Run until the client closes the engine or dies."""
+def main(data: bytes) -> None:
+    """Run until the client closes the engine or dies.
+
+    Args:
+        data: the coordinator's setup.
+    """
     gc.disable()  # a run would only look at the modules that are being loaded
     begin_child()
-    try:
-        setup = receive_setup(descriptor, CoordinatorSetup)
-    except EOFError:
-        sys.exit(1)
+    setup = decode_setup(data, CoordinatorSetup)
     try:
         client = os.pidfd_open(setup.client_pid)
     except ProcessLookupError:
         return
     if os.getppid() != setup.client_pid:
         return  # the client died before it could be watched
+    said = _take_streams(setup)
+    board = StatusBoard.create()
+    spawner = WorkerSpawner(setup, board)
+    try:
+        with start_reported(said):
+            coordinator = _start(setup, client, board, spawner)
+        os.write(said, STARTED)
+        os.close(said)
+        try:
+            coordinator.run()
+        except Exception as error:
+            coordinator.on_error(error)
+            raise SystemExit(1) from None
+        finally:
+            coordinator.close()
+    finally:
+        spawner.close()
+
+
+def _take_streams(setup: CoordinatorSetup) -> int:
+    """Print where the client prints; return where the client hears of the start."""
+    said = os.dup(2)
+    for number, stream in enumerate(setup.streams, 1):
+        os.dup2(stream, number)
+        os.close(stream)
+    return said
+
+
+def _start(
+    setup: CoordinatorSetup, client: int, board: StatusBoard, spawner: WorkerSpawner
+) -> Coordinator:
+    """Start the workers, and make what serves them."""
     shared_fds = (
         setup.client_arena_fd, setup.engine_arena_fd, setup.device_board_fd, setup.lifeline_fd,
     )  # fmt: skip
@@ -48,30 +92,20 @@ def main(descriptor: int) -> None:
     # Stopped, this process would not notice the end of the client, and would stay with its workers.
     signal_at_end_of_pipe(setup.lifeline_fd, signal.SIGCONT)
     _allow_descriptors()
-    board = StatusBoard.create()
-    supervisor = Supervisor(setup.cpu_workers, setup.gpus, board, WorkerSpawner(setup, board))
+    supervisor = Supervisor(setup.cpu_workers, setup.gpus, board, spawner)
     workers, failure = start_workers(supervisor)
 
     from mpgrad.base.hook_for_tests import hooked
     from mpgrad.coordinator.coordinator import Coordinator
-    from mpgrad.wire.journal_keeper import JournalKeeper
 
     # The loaded modules stay, and later objects make no cycles: the collector can skip them.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     gc.enable()
     router = hooked("coordinator", setup.endpoint.router())
-    journal = JournalKeeper(setup.journal)
-    coordinator = Coordinator(setup, router, supervisor, _engine_arena(setup), journal)
-    try:
-        coordinator.begin((client, setup.lifeline_fd), workers, failure)
-        coordinator.run()
-        coordinator.journal.on_end()
-    except Exception as error:
-        coordinator.on_error(error)
-        raise
-    finally:
-        coordinator.close()
+    coordinator = Coordinator(setup, router, supervisor, _engine_arena(setup))
+    coordinator.begin((client, setup.lifeline_fd), workers, failure)
+    return coordinator
 
 
 def start_workers(supervisor: Supervisor) -> tuple[list[WorkerProcess], OSError | None]:
@@ -96,7 +130,8 @@ def _engine_arena(setup: CoordinatorSetup) -> Backing:
 
 def _allow_descriptors() -> None:
     """Raise the soft limit: hundreds of workers need five descriptors each, and sessions one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = machine.resource_limits(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+        with contextlib.suppress(OSError):  # a sandbox may refuse it: fewer workers are enough
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))

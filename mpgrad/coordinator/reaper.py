@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from mpgrad.base import machine
 from mpgrad.base.exits import describe_exit
+from mpgrad.coordinator.worker_template import ForkedProcess
 
 #: The unit of ``ru_maxrss`` on Linux.
 _KIB = 1024
@@ -36,7 +37,7 @@ class Reaper:
     def __init__(self) -> None:
         self._oom_kills = machine.oom_kills()
 
-    def reap(self, process: subprocess.Popen[bytes]) -> End:
+    def reap(self, process: subprocess.Popen[bytes] | ForkedProcess) -> End:
         """Wait for the end of ``process``."""
         peak_bytes = _wait(process)
         status = process.wait()
@@ -58,7 +59,7 @@ class Reaper:
         return True
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int | None:
+def _wait(process: subprocess.Popen[bytes] | ForkedProcess) -> int | None:
     """Reap ``process``; return its peak memory, or None if it was reaped before."""
     try:
         _, status, usage = os.wait4(process.pid, 0)

@@ -18,6 +18,7 @@ from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.shm.status_board import BoardFigures, QueueFigures, StatusBoard, WorkerFigures
 
 if TYPE_CHECKING:
+    from mpgrad.base.processor_use import ProcessorUse
     from mpgrad.coordinator.reaper import End
     from mpgrad.coordinator.watchdog import Sight
 
@@ -46,6 +47,10 @@ class Child(Protocol):
 
     def is_stopped(self) -> bool:
         """Whether it got SIGSTOP and no SIGCONT since."""
+        ...
+
+    def processor_use(self) -> ProcessorUse:
+        """How long it has run, or would have run, so far."""
         ...
 
     def has_ended(self, timeout_s: float) -> bool:
@@ -115,6 +120,8 @@ class Supervisor:
         self._joined: set[str] = set()
         self._failed_starts = 0
         self._killed_starts: Counter[int] = Counter()
+        #: Why no worker will start, once that is known.
+        self._hopeless: str | None = None
         self.restarts = 0
 
     def start(self, slot: int) -> WorkerProcess:
@@ -123,6 +130,7 @@ class Supervisor:
         self._incarnations[slot] = incarnation
         self.restarts += incarnation > 1
         self._board.clear(slot)
+        self._board.note_branches(slot, 0, 0)
         peer, device, arena = f"w{slot}.{incarnation}", self._gpu_of(slot), -1
         if device != ON_CPU:
             arena = WORKER_DEVICE_ARENA + self._arenas
@@ -160,6 +168,11 @@ class Supervisor:
         workers = sorted(self._by_pidfd.values(), key=lambda worker: worker.slot)
         return tuple(worker.child.pid for worker in workers)
 
+    def branches(self) -> tuple[int, int]:
+        """The number and the bytes of the branches in all workers."""
+        held = [self._board.branches(worker.slot) for worker in self._by_pidfd.values()]
+        return sum(count for count, _ in held), sum(nbytes for _, nbytes in held)
+
     def report(
         self, figures: BoardFigures, queues: Sequence[QueueFigures], held: Mapping[str, int]
     ) -> None:
@@ -185,6 +198,20 @@ class Supervisor:
         if worker is not None:
             worker.child.kill()
 
+    def starting(self) -> list[WorkerProcess]:
+        """The workers that are not ready yet."""
+        return [one for one in self._by_pidfd.values() if one.peer not in self._joined]
+
+    def give_up(self, peer: str, how: str) -> None:
+        """Kill a worker that does not start; its death is reported as the end of all starts.
+
+        Args:
+            peer: the worker.
+            how: how it ended.
+        """
+        self._hopeless = f"{_name(self._by_peer[peer])} {how} before it was ready"
+        self.fence(peer)
+
     def sight(self, peer: str) -> Sight:
         """What worker ``peer`` is doing right now."""
         from mpgrad.coordinator.watchdog import Sight
@@ -207,11 +234,15 @@ class Supervisor:
             self._joined.discard(worker.peer)
             running = self._board.read(worker.slot)
             return WorkerDied(worker.peer, cause, is_killed, running, end.stack)
+        if self._hopeless is not None:
+            return WorkerUnavailable(self._hopeless)
         self._failed_starts += not is_killed
         self._killed_starts[worker.slot] += is_killed
         killed = self._killed_starts[worker.slot]
         if self._failed_starts >= FAILED_STARTS_MAX or killed >= KILLED_STARTS_MAX:
-            return WorkerUnavailable(f"workers die before they are ready; the last one: {cause}")
+            why = f": {end.stack.splitlines()[-1]}\n{end.stack}" if end.stack else ""
+            text = f"workers die before they are ready; the last one: {cause}{why}"
+            return WorkerUnavailable(text)
         return worker.slot
 
     def stop_all(self) -> None:

@@ -8,11 +8,22 @@ import signal
 import subprocess
 from pathlib import Path
 
+import msgspec
+
+from mpgrad.base.environ import LIBRARY_THREADS
 from mpgrad.base.exits import is_stopped
+from mpgrad.base.processor_use import ProcessorUse, processor_use
 from mpgrad.coordinator.reaper import End, Reaper
+from mpgrad.coordinator.worker_template import ForkedProcess, WorkerTemplate
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.shm.status_board import StatusBoard
-from mpgrad.wire.setup import CoordinatorSetup, WorkerSetup, python_command, send_setup, spawn
+from mpgrad.wire.setup import (
+    CoordinatorSetup,
+    WorkerSetup,
+    send_bare_setup,
+    send_setup,
+    spawn,
+)
 
 #: Added to a worker's out-of-memory score, in thousandths of the machine's memory.
 _OOM_SCORE_ADJUSTMENT = 300
@@ -23,8 +34,6 @@ _FAULTS = frozenset(
     -number
     for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 )
-
-_BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 #: glibc returns freed arrays to the kernel at once, and the next temporary faults its pages in
 #: again. These limits (in bytes; both are needed) make it keep them.
@@ -47,7 +56,9 @@ class WorkerChild:
         stack_fd: a file to which it writes its Python stack at a fault; closed with the pidfd.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], reaper: Reaper, stack_fd: int) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes] | ForkedProcess, reaper: Reaper, stack_fd: int
+    ) -> None:
         self._process, self._reaper, self._stack_fd = process, reaper, stack_fd
         self.pid, self.pidfd = process.pid, os.pidfd_open(process.pid)
 
@@ -56,6 +67,9 @@ class WorkerChild:
 
     def is_stopped(self) -> bool:
         return is_stopped(self.pid)
+
+    def processor_use(self) -> ProcessorUse:
+        return processor_use(self.pid)
 
     def has_ended(self, timeout_s: float) -> bool:
         try:
@@ -67,7 +81,8 @@ class WorkerChild:
     def reap(self) -> End:
         end = self._reaper.reap(self._process)
         os.close(self.pidfd)
-        stack = os.pread(self._stack_fd, _STACK_BYTES_MAX, 0) if end.status in _FAULTS else b""
+        has_left_one = end.status in _FAULTS or end.status > 0
+        stack = os.pread(self._stack_fd, _STACK_BYTES_MAX, 0) if has_left_one else b""
         os.close(self._stack_fd)
         return end._replace(stack=stack.decode(errors="replace").strip())
 
@@ -83,24 +98,59 @@ class WorkerSpawner:
     def __init__(self, setup: CoordinatorSetup, board: StatusBoard) -> None:
         self._setup, self._board = setup, board
         self._reaper = Reaper()
+        self._template: WorkerTemplate | None = None
 
     def start(self, peer: str, slot: int, device: int, arena: int) -> WorkerChild:
+        if device == ON_CPU and self._setup.preload and self._template is None:
+            self._template = self._make_template()
+            self._template.wait(self._setup.start_timeout_s)
         with contextlib.ExitStack() as undo:
             stack_fd = os.memfd_create("mpgrad-stack")
             undo.callback(os.close, stack_fd)
-            process, writer = spawn(
-                python_command(self._setup.executable, "mpgrad.workers"),
-                (*self._inherited(device), stack_fd),
-                self._environment(),
-            )
+            setup = self._setup_of(peer, slot, device, arena, stack_fd)
+            forked = self._forked(stack_fd, device)
+            process, writer = forked or self._spawned((*self._inherited(device), stack_fd))
             undo.callback(process.wait)
             undo.callback(process.kill)
             undo.callback(os.close, writer)
             child = WorkerChild(process, self._reaper, stack_fd)
             undo.pop_all()
         _die_before_the_client(process.pid)
-        send_setup(writer, self._setup_of(peer, slot, device, arena, stack_fd))
+        if forked:
+            send_bare_setup(writer, setup)
+        else:
+            send_setup(writer, self._setup.origin, setup)
         return child
+
+    def close(self) -> None:
+        """End what helps to start workers; they themselves have ended."""
+        if self._template is not None:
+            self._template.close()
+
+    def _make_template(self) -> WorkerTemplate:
+        setup = msgspec.structs.replace(
+            self._setup_of("template", 0, ON_CPU, -1, -1), cpus=(), preload=self._setup.preload
+        )
+        inherited = self._inherited(ON_CPU)
+        return WorkerTemplate(
+            self._setup.origin, lambda own: self._spawned((*inherited, *own)), setup
+        )
+
+    def _forked(self, stack_fd: int, device: int) -> tuple[ForkedProcess, int] | None:
+        """A worker that the template has forked, and where to write its setup; None: it has not."""
+        if self._template is None or device != ON_CPU:
+            return None
+        reader, writer = os.pipe()
+        process = self._template.fork(reader, stack_fd)
+        os.close(reader)
+        if process is None:
+            os.close(writer)
+            return None
+        return process, writer
+
+    def _spawned(self, inherited: tuple[int, ...]) -> tuple[subprocess.Popen[bytes], int]:
+        executable = os.fsdecode(self._setup.executable)
+        return spawn(executable, "mpgrad.workers", inherited, self._variables())
 
     def _inherited(self, device: int) -> tuple[int, ...]:
         setup = self._setup
@@ -127,15 +177,10 @@ class WorkerSpawner:
             cpus=setup.cpus_of_workers[slot] if slot < len(setup.cpus_of_workers) else (),
         )
 
-    def _environment(self) -> dict[str, str]:
+    def _variables(self) -> dict[str, str]:
         """Variables that BLAS and the allocator read when they are loaded."""
-        threads = str(self._setup.blas_threads)
-        return {
-            **_MALLOC,
-            **os.environ,
-            **dict.fromkeys(_BLAS_THREADS, threads),
-            "PYTHONPATH": self._setup.python_path,
-        }
+        malloc = {name: os.environ.get(name, value) for name, value in _MALLOC.items()}
+        return {**malloc, **dict.fromkeys(LIBRARY_THREADS, str(self._setup.blas_threads))}
 
 
 def _die_before_the_client(pid: int) -> None:

@@ -71,7 +71,7 @@ def default_convert(data: Any) -> Any:
     if isinstance(data, Mapping):
         return {key: default_convert(value) for key, value in data.items()}
     if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*map(default_convert, data))
+        return type(data)(*[default_convert(value) for value in data])
     if isinstance(data, Sequence):
         return [default_convert(value) for value in data]
     return data

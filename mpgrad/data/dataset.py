@@ -156,7 +156,8 @@ class StackDataset(Dataset):
     def _of_each(self, function: Any) -> Any:
         if isinstance(self.datasets, dict):
             return {name: function(part) for name, part in self.datasets.items()}
-        return tuple(map(function, self.datasets))
+        # map() would take a StopIteration of a dataset for its own end.
+        return tuple([function(part) for part in self.datasets])
 
     def __getitem__(self, index: int) -> Any:
         return self._of_each(lambda part: part[index])

@@ -11,8 +11,13 @@ from mpgrad.data.dataset import IterableDataset, gathers, samples_of
 
 Collate = Callable[[Any], Any]
 #: Makes one batch from the indices of its samples; an iterable dataset needs only their number. It
-#: raises StopIteration if an iterable dataset has no more samples.
+#: returns ``END`` if an iterable dataset has no more samples.
 Fetch = Callable[[Any], Any]
+#: Takes the place of a batch after the last one. StopIteration would not do: code of the user
+#: raises it by accident.
+END: Any = object()
+#: For errors: where such an accident happens.
+USER_CODE = "A dataset, sampler, collate_fn or worker_init_fn"
 
 
 def fetcher(dataset: Any, collate: Collate | None, batched: bool, drop_last: bool) -> Fetch:
@@ -43,10 +48,11 @@ def _of_iterator(
 ) -> Fetch:
     def fetch(indices: Any) -> Any:
         if not batched:
-            return (collate or default_convert)(next(samples))
+            sample = next(samples, END)
+            return END if sample is END else (collate or default_convert)(sample)
         taken = list(itertools.islice(samples, len(indices)))
         if not taken or (drop_last and len(taken) < len(indices)):
-            raise StopIteration
+            return END
         return (collate or default_collate)(taken)
 
     return fetch

@@ -7,6 +7,7 @@ import math
 import os
 import struct
 import zlib
+from io import BufferedIOBase
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from mpgrad.tensors.tensor import Tensor
 
 #: The types of elements by their code in the header; all are big-endian.
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+#: The bytes of one read.
+_PIECE_BYTES = 1 << 20
 
 
 def read_idx(path: str | os.PathLike[str]) -> Tensor:
@@ -26,24 +30,28 @@ def read_idx(path: str | os.PathLike[str]) -> Tensor:
     Raises:
         ValueError: the file is damaged, cut off, or no IDX file.
     """
-    with open(path, "rb") as file:
-        data = file.read()
     try:
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        return Tensor(_array(data))
-    except (EOFError, OSError, ValueError, struct.error, zlib.error) as error:
+        with open(path, "rb") as file:
+            is_compressed = file.peek(2)[:2] == b"\x1f\x8b"
+            return Tensor(_array(gzip.GzipFile(fileobj=file) if is_compressed else file))
+    except (EOFError, ValueError, struct.error, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{os.fspath(path)!r} cannot be read as an IDX file: {error}") from error
 
 
-def _array(data: bytes) -> np.ndarray:
-    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _TYPES:
-        raise ValueError(f"it begins with {data[:4]!r}")
-    dtype, dimensions = np.dtype(_TYPES[data[2]]), data[3]
-    shape = struct.unpack_from(f">{dimensions}I", data, 4)
-    begin = 4 + 4 * dimensions
-    expected = begin + math.prod(shape) * dtype.itemsize
+def _array(file: BufferedIOBase) -> np.ndarray:
+    begin = file.read(4)
+    if len(begin) < 4 or begin[:2] != b"\0\0" or begin[2] not in _TYPES:
+        raise ValueError(f"it begins with {begin!r}")
+    dtype, dimensions = np.dtype(_TYPES[begin[2]]), begin[3]
+    shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+    header = 4 + 4 * dimensions
+    expected = math.prod(shape) * dtype.itemsize
+    data = bytearray()
+    # A file of some bytes may unpack to any number.
+    while len(data) <= expected and (piece := file.read(_PIECE_BYTES)):
+        data += piece
     if len(data) != expected:
-        raise ValueError(f"shape {shape} needs {expected} bytes, and it has {len(data)}")
-    array = np.frombuffer(data, dtype, offset=begin).reshape(shape)
+        found = "more" if len(data) > expected else header + len(data)
+        raise ValueError(f"shape {shape} needs {header + expected} bytes, and it has {found}")
+    array = np.frombuffer(data, dtype).reshape(shape)
     return array.astype(dtype.newbyteorder("="))

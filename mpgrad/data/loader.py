@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import GenericAlias
 from typing import Any
 
 from mpgrad.autograd.profiling.ranges import ANNOTATION, span
+from mpgrad.base.accidental_ends import accidental_end
 from mpgrad.data.collate import default_collate, default_convert
 from mpgrad.data.dataset import IterableDataset
-from mpgrad.data.fetching import fetcher
+from mpgrad.data.fetching import END, USER_CODE, Fetch, fetcher
 from mpgrad.data.loader_worker import LoaderWork
 from mpgrad.data.sampler import BatchSampler, RandomSampler, SequentialSampler, drawn_seed
 from mpgrad.data.worker_pool import WorkerPool
@@ -114,13 +116,19 @@ class DataLoader:
         return self._told_length
 
     def __iter__(self) -> Iterator[Any]:
+        try:
+            return self._begun_pass()
+        except StopIteration as error:
+            raise accidental_end(USER_CODE) from error
+
+    def _begun_pass(self) -> _Pass:
         seed = drawn_seed(self.generator)
         # Begun here and not at the first batch: the order depends on when the pass began.
         indices = iter(self.sampler if self.batch_sampler is None else self.batch_sampler)
         batched = self.batch_sampler is not None
         if not self.num_workers:
             fetch = fetcher(self.dataset, self._own_collate, batched, self.drop_last)
-            return _Pass(self, lambda: fetch(next(indices)))
+            return _Pass(self, partial(_next_batch, fetch, indices))
         pool = self._pool
         if pool is None or not pool.may_go_on:
             work = LoaderWork(
@@ -153,12 +161,17 @@ _FIXED = frozenset(
 )
 
 
+def _next_batch(fetch: Fetch, indices: Iterator[Any]) -> Any:
+    wanted = next(indices, END)
+    return END if wanted is END else fetch(wanted)
+
+
 class _Pass(Iterator[Any]):
     """One pass over the batches; after an exception of a batch it goes on with the next.
 
     Args:
         loader: whose batches they are.
-        fetch: makes the next batch.
+        fetch: makes the next batch, or returns ``END``.
         pool: the workers that end with this pass, if some do.
     """
 
@@ -172,10 +185,12 @@ class _Pass(Iterator[Any]):
         with span("enumerate(DataLoader)#DataLoader.__next__", ANNOTATION):
             try:
                 batch = self._fetch()
-            except StopIteration:
+            except StopIteration as error:
+                raise accidental_end(USER_CODE) from error
+            if batch is END:
                 if self._pool is not None:
                     self._pool.close()
-                raise
+                raise StopIteration
         self._count += 1
         told = self._loader._told_length
         if told is not None and self._count > told:

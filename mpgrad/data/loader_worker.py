@@ -21,8 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.base.accidental_ends import accidental_end
 from mpgrad.base.exits import signal_at_end_of_pipe
-from mpgrad.data.fetching import Collate, fetcher
+from mpgrad.base.unnamed_file import unnamed_file
+from mpgrad.data.fetching import END, USER_CODE, Collate, fetcher
 from mpgrad.ops.generators import manual_seed
 
 #: Buffers in shared memory begin at multiples of this many bytes.
@@ -100,9 +102,11 @@ def _serve(work: LoaderWork, number: int, connection: Connection) -> None:
             if kind == "epoch":
                 fetch = _begun(work, number, content)
                 continue
-            _send(connection, fetch(content))
-        except StopIteration:
-            connection.send(EXHAUSTED)
+            batch = fetch(content)
+            if batch is END:
+                connection.send(EXHAUSTED)
+            else:
+                _send(connection, batch)
         except Exception as error:
             # An exception of an epoch is reported with the first batch that cannot be made.
             failure = _failure_of(error)
@@ -114,6 +118,8 @@ def _serve(work: LoaderWork, number: int, connection: Connection) -> None:
 
 def _failure_of(error: Exception, remark: str = "") -> Failure:
     kind = type(error)
+    if isinstance(error, StopIteration):
+        kind, remark = RuntimeError, f"{accidental_end(USER_CODE)}\n{remark}"
     try:
         pickle.dumps(kind)
     except Exception:
@@ -153,7 +159,7 @@ def _send(connection: Connection, batch: Any) -> None:
         buffers.clear()
         code = io.BytesIO(pickle.dumps(failure))
     parts = [code.getbuffer(), *(buffer.raw() for buffer in buffers)]
-    descriptor = os.memfd_create("mpgrad-batch", os.MFD_CLOEXEC)
+    descriptor = unnamed_file("mpgrad-batch")
     try:
         for part in parts:
             _write(descriptor, part)

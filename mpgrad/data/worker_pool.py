@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from mpgrad.data.fetching import END
 from mpgrad.data.loader_worker import ALIGNMENT, EXHAUSTED, Failure, LoaderWork, main
 from mpgrad.tensors import storage
 
@@ -116,9 +117,8 @@ class WorkerPool:
             seed: that the workers' random numbers start from.
 
         Returns:
-            A function that raises:
+            A function that returns ``END`` after the last batch, and raises:
 
-            * StopIteration: the pass has ended;
             * RuntimeError: a worker died, or took longer than allowed, or another pass began;
             * an exception of a worker, with its traceback in the text; the batches after that one
               come all the same.
@@ -161,10 +161,10 @@ class WorkerPool:
             if isinstance(batch, Failure):
                 _raise(batch, number)
             return batch[0]
-        raise StopIteration
+        return END
 
     def _ask_next(self, indices: Iterator[Any], turns: deque[int]) -> None:
-        if turns and (wanted := next(indices, EXHAUSTED)) is not EXHAUSTED:
+        if turns and (wanted := next(indices, END)) is not END:
             self._ask(turns[0], ("batch", wanted))
             self._asked.append(turns[0])
             turns.rotate(-1)
@@ -233,9 +233,7 @@ class _Verbatim(str):
 def _read(descriptor: int, sizes: list[int]) -> Any:
     """The batch of a worker, with arrays in this process's memory."""
     try:
-        length = sum(size + -size % ALIGNMENT for size in sizes)
-        os.ftruncate(descriptor, length)  # the last part may end before its padding does
-        with mmap.mmap(descriptor, length) as memory:
+        with mmap.mmap(descriptor, 0) as memory:
             shared = np.frombuffer(memory, np.uint8)
             parts, begin = [], 0
             for size in sizes:

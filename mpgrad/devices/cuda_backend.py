@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends import cpu_matrices, cpu_views, special_functions
+from mpgrad.backends import cofactors, cpu_matrices, cpu_views, special_functions
 from mpgrad.backends import fourier_transforms as transforms
 from mpgrad.backends.cpu import CpuBackend, _complex_of, total_dtype
 from mpgrad.backends.cpu_indexing import INDEX, complete_key
@@ -389,6 +389,12 @@ class CudaBackend:
 
     def det(self, x: Any) -> Any:
         return self.arrays.linalg.det(x)
+
+    def cofactors(self, x: Any) -> Any:
+        return cofactors.cofactors(self.arrays, x)
+
+    def cofactors_slope(self, x: Any, grad: Any) -> Any:
+        return cofactors.cofactors_slope(self.arrays, x, grad)
 
     def logabsdet(self, x: Any) -> Any:
         return self.arrays.linalg.slogdet(x)[1]

@@ -164,8 +164,9 @@ def refuse_shared_elements(tensor: Tensor, others: Sequence[Any] = ()) -> None:
     if not (is_writable(tensor._array) or _lies_in_writable(tensor)):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a "
-            "single memory location, or its memory is read-only. Please clone() the tensor before "
-            "performing the operation."
+            "single memory location, or its memory is read-only (an argument of a call of "
+            "parallel_map(), or its result that shares memory with another). Please clone() the "
+            "tensor before performing the operation: x = x.clone()."
         )
     for value in others:
         if isinstance(value, Tensor) and _is_shifted(value._array, tensor._array):

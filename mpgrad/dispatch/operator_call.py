@@ -46,14 +46,14 @@ from mpgrad.tensors import view
 from mpgrad.tensors.assigned_grad import OWN_DTYPE
 from mpgrad.tensors.hooks_in_force import HOOKS
 from mpgrad.tensors.saved_tensor import SavedTensor
-from mpgrad.tensors.storage import INFERENCE, VersionCounter, empty
+from mpgrad.tensors.storage import INFERENCE, VersionCounter, empty_result
 from mpgrad.tensors.tensor import Tensor, metadata_of, recorded_edge
 
 #: The number of shapes and dtypes that each recorder remembers.
 LOOKS_MAX = 256
 
 #: The namespace of forward: NumPy, with large results in the client's arena.
-cpu = CpuBackend(empty)
+cpu = CpuBackend(empty_result)
 
 
 def call(operator: Operator, *inputs: Any, **attributes: Any) -> Any:

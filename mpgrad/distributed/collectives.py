@@ -21,12 +21,14 @@ from mpgrad.distributed.tensor_buffers import (
     words,
 )
 from mpgrad.scheduler.hosts.collective_steps import (
+    ANSWERS,
     all_gather_steps,
     all_to_all_steps,
     broadcast_steps,
     gather_steps,
     scatter_steps,
 )
+from mpgrad.scheduler.hosts.reduction_tree import REPLACE, Receive, Send, Step
 from mpgrad.tensors.tensor import Tensor
 
 Array = Any
@@ -54,12 +56,22 @@ def broadcast(
     is_root = group.rank() == root
     operation = Operation(
         words(f"broadcast from {root}", flat),
-        broadcast_steps(group.rank(), group.size(), root),
+        answered(broadcast_steps(group.rank(), group.size(), root)),
         flat,
         flat,
         finish=None if is_root else lambda: put(tensor, flat),
     )
     return started(group, operation, tensor, async_op)
+
+
+def answered(steps: Sequence[Step]) -> list[Step]:
+    """``steps`` of one phase in which whoever gets something says so, and the sender waits for it.
+
+    Without that, ranks that all send would never learn that nobody wants to receive.
+    """
+    told = [Send(s.peer, ANSWERS, 0, 0) for s in steps if isinstance(s, Receive)]
+    heard = [Receive(s.peer, ANSWERS, 0, 0, REPLACE) for s in steps if isinstance(s, Send)]
+    return [*steps, *told, *heard]
 
 
 def all_gather(
@@ -220,7 +232,7 @@ def scatter(
         flat[:] = source.reshape(ranks, -1)[rank]
     operation = Operation(
         words(f"scatter from {root}", flat),
-        scatter_steps(rank, ranks, root),
+        answered(scatter_steps(rank, ranks, root)),
         source,
         flat,
         source_cuts=ranks,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.device import CPU
 from mpgrad.distributed.collectives import all_gather_into_tensor, broadcast
 from mpgrad.distributed.process_group import ProcessGroup, get_global_rank, group_of
@@ -180,7 +180,7 @@ class DistributedDataParallel(Module):
             self.reducer.skip()
         return output
 
-    @contextlib.contextmanager
+    @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes of forwards in here leave the gradients where they are.
 
@@ -193,7 +193,7 @@ class DistributedDataParallel(Module):
         finally:
             self.require_backward_grad_sync = before
 
-    @contextlib.contextmanager
+    @contextmanager
     def join(
         self,
         divide_by_initial_world_size: bool = True,
@@ -295,7 +295,7 @@ def _check_equal(state: Iterable[tuple[str, Tensor]], group: ProcessGroup) -> No
         f"{name} {tuple(tensor.shape)} {tensor._array.dtype} {tensor.requires_grad}"
         for name, tensor in state
     )
-    digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
     digests = empty((group.size(), len(digest)), dtype=np.uint8)
     all_gather_into_tensor(digests, from_numpy(np.frombuffer(digest, np.uint8).copy()), group)
     others = [k for k, row in enumerate(digests.numpy()) if row.tobytes() != digest]

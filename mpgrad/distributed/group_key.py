@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import secrets
+import stat
 
 from mpgrad.base import config
 
@@ -43,15 +44,28 @@ def group_key(*, encrypt: bool, host: str = "") -> bytes:
         return hashlib.blake2b(digest_size=32).digest()
     try:
         with open(path, "rb") as file:
-            secret = file.read()
+            about, secret = os.fstat(file.fileno()), file.read()
     except OSError as error:
         raise ValueError(f"MPGRAD_GROUP_KEY_FILE={path!r}: {error.strerror}") from None
+    if _is_open_to_others(about):
+        raise ValueError(
+            f"MPGRAD_GROUP_KEY_FILE={path!r} can be read or written by others (mode "
+            f"{stat.S_IMODE(about.st_mode):04o}), so that they could join the group: draw a new "
+            "key, and `chmod 600` its file"
+        )
     if len(secret) < KEY_BYTES_MIN:
         raise ValueError(
             f"MPGRAD_GROUP_KEY_FILE={path!r} has {len(secret)} bytes; a key has at least "
             f"{KEY_BYTES_MIN}, drawn at random"
         )
     return _derived(secret)
+
+
+def _is_open_to_others(about: os.stat_result) -> bool:
+    """Whether other users have access; what root gives to a group of this user's is meant so."""
+    own = about.st_uid == os.getuid()
+    is_named = about.st_nlink > 0 and stat.S_ISREG(about.st_mode)
+    return is_named and bool(about.st_mode & (0o077 if own else 0o007))
 
 
 def _derived(secret: bytes) -> bytes:

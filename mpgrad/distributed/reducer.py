@@ -254,7 +254,10 @@ class Reducer:
         """Begin to reduce the next bucket; what waits for it, and gives the average."""
         flat, number, divisor = np.concatenate(contributions), len(self._works), self._divisor
         if self._comm_hook is None:
-            work = self._group.start(reduction(flat, ReduceOp.SUM, self._group, None))
+            # A name of its own: it fits no collective that a rank begins after it has caught what
+            # its backward raised.
+            name = f"gradients of bucket {number}, all_reduce"
+            work = self._group.start(reduction(flat, ReduceOp.SUM, self._group, None, name))
 
             def average() -> Array:
                 work.wait()
@@ -325,7 +328,8 @@ class Reducer:
 
     def _agree_on_used(self) -> None:
         used = np.array([k in self._used for k in range(len(self._parameters))])
-        self._group.start(reduction(used, ReduceOp.MAX, self._group, None)).wait()
+        name = "which parameters are used, all_reduce"
+        self._group.start(reduction(used, ReduceOp.MAX, self._group, None, name)).wait()
         self._used_somewhere = used
 
     def take_part(self) -> None:

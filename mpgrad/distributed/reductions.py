@@ -100,9 +100,13 @@ def all_reduce(
 
 
 def reduction(
-    flat: Array, op: ReduceOp, group: ProcessGroup, finish: Callable[[], None] | None
+    flat: Array,
+    op: ReduceOp,
+    group: ProcessGroup,
+    finish: Callable[[], None] | None,
+    name: str = "all_reduce",
 ) -> Operation:
-    """The all-reduce of a flat array, in place."""
+    """The all-reduce of a flat array, in place; ``name``: what it is for."""
     check_reducible("all_reduce", flat.dtype, op)
     ranks = group.size()
 
@@ -113,7 +117,7 @@ def reduction(
             finish()
 
     return Operation(
-        words(f"all_reduce {op.value}", flat),
+        words(f"{name} {op.value}", flat),
         all_reduce_steps(group.rank(), ranks),
         flat,
         flat,
@@ -144,7 +148,8 @@ def reduce(
         return None
     root, flat = rank_in(group, dst, group_dst), flat_copy(tensor)
     is_root = group.rank() == root
-    operation = reduction(flat, op, group, (lambda: put(tensor, flat)) if is_root else None)
+    finish = (lambda: put(tensor, flat)) if is_root else None
+    operation = reduction(flat, op, group, finish, f"reduce to {root}")
     return started(group, operation, tensor, async_op)
 
 

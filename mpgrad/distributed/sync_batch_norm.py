@@ -101,7 +101,8 @@ class SyncBatchNorm(BatchNorm):
         mean = sums[:-1] / values
         centred = input - mean.reshape(shape)
         variance = _AllReduce.apply(centred.square().sum(others), group) / values
-        if self.running_mean is not None and self.running_var is not None:
+        learns = self.track_running_stats
+        if learns and self.running_mean is not None and self.running_var is not None:
             with no_grad():
                 self.running_mean.lerp_(mean, momentum)
                 self.running_var.lerp_(variance * (values / (values - 1)), momentum)

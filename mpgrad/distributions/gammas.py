@@ -16,7 +16,6 @@ from mpgrad.dispatch.operator_call import call
 from mpgrad.distributions import constraints
 from mpgrad.distributions.distribution import Distribution
 from mpgrad.distributions.parameters import broadcast_all, least, resolution
-from mpgrad.graph.registry import operator
 from mpgrad.ops.choices import clamp, where
 from mpgrad.ops.creation import as_tensor
 from mpgrad.ops.device_moves import beside
@@ -24,27 +23,21 @@ from mpgrad.ops.embedding import one_hot
 from mpgrad.ops.extrema import argmax
 from mpgrad.ops.random import default_generator, randn
 from mpgrad.ops.shape import expand, stack
-from mpgrad.ops.special import digamma, igamma, lgamma
+from mpgrad.ops.special import digamma, igamma, lgamma, standard_dirichlet, standard_gamma
 from mpgrad.ops.transcendental import log, log1p, xlogy
 from mpgrad.tensors.tensor import Tensor
-
-#: ``sample`` is a draw: the quantile of a uniform number, which depends on the shape.
-_standard_gamma = operator(
-    "standard_gamma",
-    lambda xp, shape, sample: xp.copy(sample),
-    shape=lambda xp, grad, shape, sample: xp.multiply(
-        grad, xp.special("gamma_slope", shape, sample)
-    ),
-)
 
 
 def _drawn(concentration: Tensor, shape: Sequence[int]) -> Tensor:
     """Gamma distributed numbers of rate 1, whose gradient reaches ``concentration``."""
     wide = expand(concentration, *shape)
-    shapes = on_host(wide.detach()._array)
+    return call(standard_gamma, wide, beside(wide, _numbers(on_host(wide._array))))
+
+
+def _numbers(shapes: Any) -> Any:
+    """Gamma distributed numbers of rate 1, which are not 0."""
     values = np.asarray(default_generator().standard_gamma(shapes), shapes.dtype)
-    drawn = np.asarray(np.maximum(values, np.finfo(shapes.dtype).tiny))
-    return call(_standard_gamma, wide, beside(wide, drawn))
+    return np.asarray(np.maximum(values, np.finfo(shapes.dtype).tiny))
 
 
 class Gamma(Distribution):
@@ -138,11 +131,13 @@ class Dirichlet(Distribution):
         return self.concentration * (total - self.concentration) / (total**2 * (total + 1))
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        wide = expand(self.concentration, *self._extended_shape(sample_shape))
         # A small concentration gives gamma distributed numbers that float32 does not have.
-        drawn = _drawn(self.concentration.double(), self._extended_shape(sample_shape))
-        found = (drawn / drawn.sum(-1, keepdim=True)).to(self.concentration.dtype)
-        values = found.detach()
-        return found + (clamp(values, least(values), 1 - resolution(values) / 2) - values)
+        drawn = _numbers(on_host(wide._array).astype(np.float64))
+        shares = drawn / drawn.sum(-1, keepdims=True)
+        found = beside(wide, shares.astype(wide._array.dtype))
+        found = clamp(found, least(found), 1 - resolution(found) / 2)
+        return call(standard_dirichlet, wide, found)
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)

@@ -8,10 +8,11 @@ tensor or a global before a later Node reads it. Workers do not see that, so it 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.placement import Placed
@@ -123,6 +124,17 @@ class ReadsOfWorkers:
                     'does not see it. Change it before backward(), or set run_on = "client" on '
                     f"{function.__qualname__}"
                 )
+
+    def changed_by(self, own: Collection[int]) -> tuple[type[Function], str] | None:
+        """What the Nodes ``own`` have changed here, and a Function that reads it on a worker."""
+        nodes: Any = self._frozen.nodes
+        elsewhere = {
+            (nodes[at].function, code.held) for at, code in self._code.items() if at not in own
+        }
+        for function, held in elsewhere:
+            if function.run_on is None and (what := what_changed(function, held)):
+                return function, what
+        return None
 
     def _change_around(self) -> str:
         """What has changed of what is brought along for all Functions, in words."""

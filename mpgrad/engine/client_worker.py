@@ -12,8 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.autograd.freezing.client_nodes import HooksBefore, Rule, rule_of
+from mpgrad.autograd.function import Function
+from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.profiling.backward_run import TaskRun
 from mpgrad.autograd.profiling.ranges import RUNNING, current_run
+from mpgrad.autograd.running.node_loop import NodeStep, run_task
 from mpgrad.base.handles import ENGINE_ARENA, Block, GradientRef
 from mpgrad.dispatch.operator_call import cpu
 from mpgrad.engine.blas import blas_limit
@@ -29,9 +32,10 @@ from mpgrad.graph.node import InputMetadata
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.plan_tables import CAPTURE, Member
+from mpgrad.shipping.attributes import are_scalars
+from mpgrad.shipping.decision import is_tried, keep_in_client, note_tried
 from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.tensors.storage import adopt, watched
-from mpgrad.workers.executor import NodeStep, run_steps
 
 Array: TypeAlias = np.ndarray[Any, Any]
 #: A gradient that flows into a task: task, slot, place, reference.
@@ -60,15 +64,22 @@ class ClientWorker:
     ) -> None:
         self._user_code, self._blas_threads = user_code, blas_threads
         self._frozen, self._graph, self._planned = placed.frozen, graph, graph.plan
+        self._placed = placed
         self._reads = ReadsOfWorkers(placed) if placed.code else None
         self._handover, self._arena = handover, arena
         #: The exceptions of failed tasks.
         self.errors: dict[int, BaseException] = {}
         #: Whether any of these tasks has begun: it is user code, which must not run twice.
         self.has_begun = False
+        #: Whether the calling thread's task may have changed something in place.
+        self.is_final = False
+        #: The ctx of each Function of that task, with its attributes as they were.
+        self._contexts: list[tuple[Any, dict[str, Any]]] = []
         #: The Nodes that have not released their saved tensors, in reverse serial order; made when
         #: the first task runs.
         self._unreleased: list[int] | None = None
+        #: Functions that the calling thread runs only after they have succeeded on workers.
+        self._untried: set[type[Function]] = set()
         #: Made when the first task runs, before any saved tensor is released.
         self._saved: StaleSaved | None = None
         #: The outputs of task 0, if that ran ahead.
@@ -127,6 +138,33 @@ class ClientWorker:
             return NodeTaskFailed(dispatch.peer, *name, b"", step=failed[-1])
         return NodeTaskDone(dispatch.peer, *name, tuple(refs))
 
+    def _note_contexts(self, own: OwnTask) -> None:
+        """Keep what user code of the task may set on its ctx, for a second run."""
+        for at in own.nodes:
+            node = self._frozen.nodes[at]
+            if isinstance(node, FunctionNode):
+                attributes = dict(vars(node.ctx))
+                self._contexts.append((node.ctx, attributes))
+                # What such a value holds may be changed in place; a promise has no need of it.
+                is_safe = node.function.run_on is not None or are_scalars(attributes)
+                self.is_final |= node.ctx._clears_on_access or not is_safe
+
+    def may_run_again(self) -> bool:
+        """Whether the whole graph may run again in this process."""
+        return not self.has_begun and not self.is_final
+
+    def restore(self) -> None:
+        """Make everything in this process as it was before the graph ran."""
+        for ctx, attributes in self._contexts:
+            vars(ctx).clear()
+            vars(ctx).update(attributes)
+
+    def note_success(self) -> None:
+        """The graph has completed: its Functions on workers have raised nothing there."""
+        tried = {one.function for one in self._placed.trying if not one.has_changed()}
+        if self._untried or tried:
+            note_tried(self._untried | tried)
+
     def run_ahead(self) -> list[GradientRef] | None:
         """Run task 0 before the graph is submitted, if that is worth it (``Plan.opens_alone``).
 
@@ -159,7 +197,18 @@ class ClientWorker:
         if anomaly.enabled or (self._ahead is None and self._planned.opens_alone):
             return None
         own = self._graph.callers(self._frozen)
-        return None if own is None else partial(self._run_own, own)
+        return None if own is None or self._has_untried(own) else partial(self._run_own, own)
+
+    def _has_untried(self, own: OwnTask) -> bool:
+        """Whether the task has a Function that has not succeeded on a worker yet.
+
+        If that raises there, the backward runs again here. What the calling thread had run
+        meanwhile would run twice, but a worker changes nothing in this process.
+        """
+        nodes = [self._frozen.nodes[at] for at in own.nodes]
+        functions = {node.function for node in nodes if isinstance(node, FunctionNode)}
+        self._untried = {f for f in functions if f.run_on is None and not is_tried(f)}
+        return bool(self._untried)
 
     def _run_own(self, own: OwnTask) -> tuple[list[Given], int | None]:
         """Run it while the workers run theirs.
@@ -168,11 +217,21 @@ class ClientWorker:
         tensors stay until the graph has ended.
         """
         times, started = list[float](), perf_counter()
+        self._note_contexts(own)
         try:
             with blas_limit(self._blas_threads), self._user_code(), watched() as changed:
                 outputs = claim(own.gradients(self._frozen, times, self._ahead or ()))
             if changed:
                 StaleSaved(self._frozen).check(own.nodes[-1], changed)
+            if self._reads is not None and (found := self._reads.changed_by(set(own.nodes))):
+                self.is_final = True  # a second run would change it twice
+                function, what = found
+                reason = f"{function.__qualname__} changes {what} in some backwards"
+                keep_in_client(function, reason)
+                raise RuntimeError(
+                    f"{reason}, which workers did not see in this one. From the next backward on "
+                    f'it runs in this process; run_on = "client" says so from the start'
+                )
         except BaseException as error:
             self.errors[own.task] = error
             self.own_failed = own.members[min(len(times) // 2, len(own.members) - 1)]
@@ -200,7 +259,7 @@ class ClientWorker:
         times: list[float] | None = None if RUNNING.recording is None else []
         started = perf_counter()
         with blas_limit(self._blas_threads):
-            run_steps(steps, contributions, emit, cpu, timings=times, on_failure=on_failure)
+            run_task(steps, contributions, emit, cpu, times=times, on_failure=on_failure)
         pairs = zip(self._planned.groups[task], steps, strict=True)
         ran = [member.node for member, step in pairs if step.apply is not None]
         self._note_times(task, ran, times, started)
@@ -217,7 +276,7 @@ class ClientWorker:
     def _step(self, member: Member) -> NodeStep:
         node = self._frozen.nodes[member.node]
         rule = self._as_user_code(rule_of(node)) if self._frozen.runs[member.node] else None
-        step = NodeStep(
+        step = NodeStep.of_task(
             self._graph.wiring(self._frozen, member),
             rule,
             None if self._frozen.keep_graph else node.release_saved,

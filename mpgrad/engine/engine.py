@@ -12,13 +12,14 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.base.html_text import preformatted
+from mpgrad.base.interpreter import require_no_mark
 from mpgrad.base.user_frames import level_of_caller
 from mpgrad.engine.options import EngineOptions
 from mpgrad.errors import EngineClosed
@@ -58,9 +59,6 @@ class Engine:
         task_timeout: seconds that a worker may take for one NodeTask. If it takes longer, the
             worker is killed and the task run again; the second time the backward fails with
             ``errors.TaskTimedOut``. Tasks in this process are not limited. Default: no limit.
-        journal: when the coordinator writes its last events to a file for ``mpgrad
-            replay``: after internal "errors", "always" (also when they end), or "off". Default:
-            MPGRAD_JOURNAL or "errors"; MPGRAD_JOURNAL_DIR is its directory.
         check: which Functions that a worker has run are run again in this process, where they must
             give the same bits: one in 1000 ("sample"; but for those with ``run_on``, whose promise
             is yours), every one ("all"), or none ("off"). The first difference is an
@@ -71,11 +69,25 @@ class Engine:
             a core with all its threads, on one NUMA node after the other (if there are more workers
             than cores: a thread); "nodes" the processors of one NUMA node. GPU workers are not
             bound. Default: MPGRAD_PIN or "none".
+        initializer: is called once in each worker, also in one that replaces another, before user
+            code runs there, and in this process when that runs user code of ``parallel_map`` or
+            ``fork``. The globals that it assigns stay in their process: a warm simulator, a
+            licence, a cache.
+        initargs: its arguments.
 
     Raises:
         ValueError: an argument is out of range.
-        RuntimeError: "process" on a system other than Linux.
+        TypeError: there is no such argument.
+        RuntimeError: "process" on a system other than Linux; or this process was meant to be a
+            child of an engine (``sys.executable`` is the application itself).
     """
+
+    def __new__(cls, *args: Any, **options: Any) -> Engine:
+        known = cls.__init__.__code__.co_varnames[: cls.__init__.__code__.co_argcount]
+        for name in options:
+            if name not in known:
+                raise TypeError(_unknown_option(name, known[1:]))
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -86,11 +98,13 @@ class Engine:
         blas_threads: int = 1,
         recover: str = "worker",
         task_timeout: float | None = None,
-        journal: str | None = None,
         check: str | None = None,
         progress: bool = False,
         pin: str | None = None,
+        initializer: Callable[..., Any] | None = None,
+        initargs: Sequence[Any] = (),
     ) -> None:
+        require_no_mark()
         self._options = EngineOptions.checked(
             mode,
             cpu_workers,
@@ -99,10 +113,11 @@ class Engine:
             blas_threads,
             recover,
             task_timeout,
-            journal,
             check,
             progress,
             pin,
+            initializer,
+            initargs,
         )
         self._made: Execution | None = None
         # Re-entrant: a handler of a signal may run a backward while its thread makes this.
@@ -132,6 +147,7 @@ class Engine:
         _unused.discard(self)
         if self._pid == os.getpid() and self._made is not None:
             self._made.sessions.close()
+            self._made.submitter.close()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -181,17 +197,19 @@ class Engine:
 
     # ------------------------------------------------------------------ one backward
 
-    def expect(self) -> None:
-        """A graph is about to be frozen; see ``autograd.running.engine_slot``."""
-        if self._made is not None and self._pid == os.getpid():
-            self._made.sessions.return_blocks()
-
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Run a frozen graph; see ``autograd.running.engine_slot``."""
         self._check_open()
         if self._made is None and self._needs_processes():
             self._start()
         return self._execution.execute(frozen)
+
+    def execution_for_calls(self) -> Execution:
+        """The part that runs calls forward, for ``mpgrad.parallel``."""
+        self._check_open()
+        if self._made is None and self._needs_processes():
+            self._start()
+        return self._execution
 
     def execute_recorded(
         self, frozen: FrozenGraph, seeds: Sequence[Tensor | None]
@@ -255,6 +273,14 @@ class Engine:
         """For notebooks: what it is, and what it has done."""
         done = "" if self._made is None or self._is_closed else self.statistics()._repr_html_()
         return f"{preformatted(repr(self))}{done}"
+
+
+def _unknown_option(name: str, known: Sequence[str]) -> str:
+    import difflib  # seldom needed
+
+    like = difflib.get_close_matches(name, known, 1)
+    hint = f". Did you mean {like[0]!r}?" if like else f"; there are {', '.join(known)}"
+    return f"Engine() got an unexpected keyword argument {name!r}{hint}"
 
 
 def _spawn(options: EngineOptions) -> CoordinatorProcess:

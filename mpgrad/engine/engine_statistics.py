@@ -76,6 +76,8 @@ class EngineStatistics:
             that it belongs to this engine, or with content that its sender may not send.
         compiled_graphs, compiled_nodes: graphs that this process keeps as source for ``local``,
             and their Nodes.
+        branches, branch_bytes: the recorded calls of ``parallel_map`` and ``fork`` that may be
+            differentiated, in this process and in workers; and what they hold.
         client_arena, engine_arena: the arenas of this process's tensors and of workers' results
             (None while no process runs).
     """
@@ -94,6 +96,8 @@ class EngineStatistics:
     protocol_errors: int = 0
     compiled_graphs: int = 0
     compiled_nodes: int = 0
+    branches: int = 0
+    branch_bytes: int = 0
     client_arena: ArenaStatistics | None = None
     engine_arena: ArenaStatistics | None = None
 

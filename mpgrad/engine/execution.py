@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -18,8 +18,11 @@ from mpgrad.autograd.profiling.ranges import RUNNING, span
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.standard_streams import say
+from mpgrad.calls.branches import BRANCHES
+from mpgrad.calls.initializing import Initializer
 from mpgrad.engine import compiled
 from mpgrad.engine.blas import blas_limit, let_idle_threads_sleep
+from mpgrad.engine.calls_in_workers import Answered, Request, run_calls
 from mpgrad.engine.choice import Mode
 from mpgrad.engine.engine_statistics import ArenaStatistics, Counters, EngineStatistics
 from mpgrad.engine.explanation import Explanation, explain
@@ -27,15 +30,19 @@ from mpgrad.engine.handover import SavedTensorsUnreadable
 from mpgrad.engine.in_workers import run_in_workers
 from mpgrad.engine.local import run_local, run_local_until
 from mpgrad.engine.options import EngineOptions
+from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.placement import Placed, place, warn_of_serial_functions
 from mpgrad.engine.preparation import Preparation, PreparedGraph, Ready
+from mpgrad.engine.raised_on_worker import RaisedOnWorker, succeeded_here, without_repeats
 from mpgrad.engine.session_pool import SessionPool
 from mpgrad.engine.spot_checks import SpotChecks
+from mpgrad.engine.submitter import Submitter
 from mpgrad.errors import CoordinatorLost, EngineClosed
 from mpgrad.scheduler import tuning
 from mpgrad.shm.arena import client_arena
 from mpgrad.tensors.tensor import Tensor, gradient_edge
 from mpgrad.wire.schema import Processes
+from mpgrad.wire.surroundings import Around
 
 if TYPE_CHECKING:
     from mpgrad.engine.processes import CoordinatorProcess
@@ -54,11 +61,15 @@ class Execution:
 
     def __init__(self, options: EngineOptions, spawn: Callable[[], CoordinatorProcess]) -> None:
         self._options = options
+        function = options.initializer
+        self._initializer = None if function is None else Initializer(function, options.initargs)
         self.preparation = Preparation(options)
-        self.sessions = SessionPool(spawn, self.preparation.expect_message_us)
+        self.sessions = SessionPool(spawn, self.preparation.expect_message_us, self._initializer)
         self._counters = Counters()
         self._spot_checks = SpotChecks(options.check)
         self._local_count = self._local_failed = 0
+        #: Runs calls for which nobody waits yet.
+        self.submitter = Submitter(self.sessions, self._may_call_again)
 
     def start_anew_in_child(
         self, options: EngineOptions, spawn: Callable[[], CoordinatorProcess]
@@ -67,8 +78,17 @@ class Execution:
         self._options = options
         self.sessions.abandon()
         self.preparation = Preparation(options)
-        self.sessions = SessionPool(spawn, self.preparation.expect_message_us)
+        self.sessions = SessionPool(spawn, self.preparation.expect_message_us, self._initializer)
         self._counters = Counters()
+        lost = EngineClosed(
+            "the call ran in the parent of this process, which alone has its result"
+        )
+        for submission in self.submitter.abandon():
+            submission.fail(lost)
+        self.submitter = Submitter(self.sessions, self._may_call_again)
+
+    def _may_call_again(self, lost: CoordinatorLost, recoveries: int) -> bool:
+        return self._options.recover == "all" and recoveries < RECOVERIES_MAX
 
     # ------------------------------------------------------------------ one backward
 
@@ -95,22 +115,24 @@ class Execution:
         started = perf_counter()
         mode: Mode = "local"
         if placed is None or graph is None or ready.choice.mode != "process":
-            results = self._here(run_local, frozen)
-        elif self.preparation.mode() != "process" and not self.sessions.is_ready:
+            results = self._here(run_local, frozen, teaches=self._options.mode != "local")
+        elif not self._has_workers():
             wait_us = tuning.START_AFTER_US if self.preparation.is_new(graph) else 0.0
             results = self._here(self._until_workers_are_ready, frozen, started + wait_us / 1e6)
         else:
-            mode = "process"
-            results = self._in_workers(placed, graph)
+            results, mode = self._in_workers(frozen, placed, graph)
         # `auto` learns what a backward took.
         self.preparation.note(ready, mode, (perf_counter() - started) * 1e6)
         return results
 
-    def _in_workers(self, placed: Placed, graph: PreparedGraph) -> list[tuple[Any, bool]]:
+    def _in_workers(
+        self, frozen: FrozenGraph, placed: Placed, graph: PreparedGraph
+    ) -> tuple[list[tuple[Any, bool]], Mode]:
+        """Run a graph in workers, or in the end here. The result says where."""
         recoveries = 0
         while True:
             try:
-                return run_in_workers(
+                results = run_in_workers(
                     placed,
                     graph,
                     self.sessions,
@@ -118,6 +140,10 @@ class Execution:
                     self._options,
                     self._spot_checks,
                 )
+                return results, "process"
+            except RaisedOnWorker as found:
+                raised = found
+                break  # outside of this block, so that an error has no context that says nothing
             except SavedTensorsUnreadable:
                 # No user code has run: a graph with user code was searched for such Nodes before.
                 placed, graph = self.preparation.without_unreadable(placed)
@@ -126,13 +152,21 @@ class Execution:
                     raise
                 recoveries += 1
                 self._counters.note_recovery()
+        with without_repeats(raised.shown):
+            results = self._here(run_local, frozen)
+        succeeded_here(raised)
+        return results, "local"
 
     def _ready(self, frozen: FrozenGraph) -> Ready:
         preparation = self.preparation
         ready = preparation.here(frozen)
         if ready is None:
-            ready = preparation.ready(frozen, has_workers=self.sessions.is_ready)
+            ready = preparation.ready(frozen, has_workers=self._has_workers())
         return ready
+
+    def _has_workers(self) -> bool:
+        """Whether a graph need not run here until workers are ready."""
+        return self._options.mode == "process" or self.sessions.is_ready
 
     def _until_workers_are_ready(
         self, frozen: FrozenGraph, start_at: float
@@ -155,10 +189,49 @@ class Execution:
             if placed is None or graph is None or choice.mode != "process":
                 others = run_local(rest.graph)
             else:
-                others = self._in_workers(placed, graph)
+                others, _ = self._in_workers(rest.graph, placed, graph)
             for number, result in zip(rest.results, others, strict=True):
                 results[number] = result
         return results
+
+    # ------------------------------------------------------------------ calls forward
+
+    def run_calls(
+        self, chunks: Sequence[Sequence[Request]], around: Around, keep: PackedArrays
+    ) -> list[Answered]:
+        """Run calls in workers; see ``calls_in_workers.run_calls``. They change nothing in this
+        process, so they run again if the coordinator dies."""
+        recoveries = 0
+        while True:
+            try:
+                return run_calls(chunks, self.sessions, self._options.progress, around, keep)
+            except CoordinatorLost as lost:
+                if not self._may_call_again(lost, recoveries):
+                    raise
+                recoveries += 1
+                self._counters.note_recovery()
+
+    @property
+    def workers(self) -> int:
+        """The number of CPU workers that the engine has or would have."""
+        return self._options.cpu_workers
+
+    def blas_limit(self) -> AbstractContextManager[None]:
+        """BLAS with the number of threads that workers have."""
+        return blas_limit(self._options.blas_threads)
+
+    def initialize_here(self) -> None:
+        """Run the engine's initializer in this process, if it has one that has not run."""
+        if self._initializer is not None:
+            self._initializer.run_here()
+
+    def start_for_calls(self) -> bool:
+        """Start the processes in the background; whether they are ready."""
+        if self.sessions.is_ready:
+            return True
+        if self.preparation.unavailable is None:
+            self._start_in_background()
+        return False
 
     def execute_recorded(
         self, frozen: FrozenGraph, seeds: Sequence[Tensor | None]
@@ -190,9 +263,18 @@ class Execution:
         let_idle_threads_sleep()
         name = f"mpgrad-starter-{id(self)}"
         if not any(thread.name == name for thread in threading.enumerate()):
-            threading.Thread(
-                target=_start_quietly, args=(self.sessions,), name=name, daemon=True
-            ).start()
+            threading.Thread(target=self._start_quietly, name=name, daemon=True).start()
+
+    def _start_quietly(self) -> None:
+        """Start the processes; if they cannot be started, say so once, and stay here."""
+        preparation, sessions = self.preparation, self.sessions
+        try:
+            sessions.start(in_background=True)
+        except Exception as error:
+            if not sessions.is_closed and preparation.unavailable is None:
+                reason = str(error).replace("\n", " ")
+                preparation.unavailable = f"no workers can be started: {reason}"
+                say(f"backwards run in this process, because {preparation.unavailable}")
 
     # ------------------------------------------------------------------ questions
 
@@ -223,7 +305,6 @@ class Execution:
     def statistics(self) -> EngineStatistics:
         """See ``Engine.statistics``."""
         counters, processes = self._counters, self.processes()
-        arena = client_arena().statistics()
         return EngineStatistics(
             mode=self._options.mode,
             backwards_local=self._local_count,
@@ -240,13 +321,9 @@ class Execution:
             + (processes.protocol_errors if processes is not None else 0),
             compiled_graphs=compiled.kept.count()[0],
             compiled_nodes=compiled.kept.count()[1],
-            client_arena=ArenaStatistics(
-                arena.used_bytes,
-                arena.idle_bytes,
-                arena.live_blocks,
-                arena.peak_bytes,
-                arena.limit_bytes,
-            ),
+            branches=len(BRANCHES) + (processes.branches if processes is not None else 0),
+            branch_bytes=BRANCHES.nbytes + (processes.branch_bytes if processes is not None else 0),
+            client_arena=_figures_of_client_arena(),
             engine_arena=ArenaStatistics(*processes.arena) if processes is not None else None,
         )
 
@@ -261,10 +338,18 @@ class Execution:
             return None
 
 
-def _start_quietly(sessions: SessionPool) -> None:
-    # The next use of the processes starts them again and gets the error.
-    with contextlib.suppress(Exception):
-        sessions.start(in_background=True)
+def _figures_of_client_arena() -> ArenaStatistics:
+    try:
+        arena = client_arena().statistics()
+    except OSError:
+        return ArenaStatistics(0, 0, 0, 0, 0)  # no shared memory here: tensors lie on the heap
+    return ArenaStatistics(
+        arena.used_bytes,
+        arena.idle_bytes,
+        arena.live_blocks,
+        arena.peak_bytes,
+        arena.limit_bytes,
+    )
 
 
 # ---------------------------------------------------------------------- when the coordinator dies

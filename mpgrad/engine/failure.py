@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.base import machine
 from mpgrad.base.user_frames import stack_without_ours
@@ -64,6 +66,29 @@ def cause_of(
             "Engine(task_timeout=...) sets the longest time of a task."
         )
     return EngineClosed(f"the backward was cancelled: {text}. No .grad was changed.")
+
+
+def error_of_calls(outcome: FailGraph, names: Sequence[str]) -> BaseException:
+    """The exception of calls that failed; ``names`` has that of each task."""
+    name = names[outcome.task] if outcome.task >= 0 else "the calls could not be finished"
+    if outcome.kind == "error":
+        return decode_error(outcome.error)
+    if outcome.kind == "memory":
+        requested, used, limit = map(int, outcome.error.split())
+        exhausted = SharedMemoryExhausted(requested, used, limit, "engine arena")
+        exhausted.add_note(name)
+        return exhausted
+    text, _, stack = outcome.error.decode(errors="replace").partition("\n")
+    if outcome.kind == "hung":
+        return TaskTimedOut(
+            f"{name}: {text}. Engine(task_timeout=...) sets the longest time of a task."
+        )
+    if outcome.kind == "lost":
+        lost = WorkerLost(f"{name}: {text}.{'' if stack else _advice(text)}")
+        if stack:
+            lost.__cause__ = RemoteTraceback(stack_without_ours(stack))
+        return lost
+    return EngineClosed(f"the calls were cancelled: {text}")
 
 
 def _advice(text: str) -> str:

@@ -9,26 +9,31 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import (
     ContextDescription,
     FunctionNode,
     PortableContext,
 )
 from mpgrad.autograd.running.collector import collector_held_for
-from mpgrad.base import config
 from mpgrad.base.handles import GradientRef
+from mpgrad.calls.fork_function import Fork, arrays_to_send, holder_of
+from mpgrad.calls.initializing import Initializer
+from mpgrad.calls.packing import rule_of
 from mpgrad.devices.device_arrays import is_array
 from mpgrad.devices.device_handover import DeviceHandover
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.learning import wants_times
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.preparation import PreparedGraph
-from mpgrad.engine.spot_checks import SpotChecks, can_travel
+from mpgrad.engine.raised_on_worker import RaisedOnWorker, is_guess
+from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.scheduler.chunks import SMALL_GRAPH, chunk_ends, in_chunks
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
@@ -37,6 +42,7 @@ from mpgrad.shipping.attributes import pack_attributes
 from mpgrad.shipping.decision import ShippedCode
 from mpgrad.shm.arena import client_arena
 from mpgrad.wire.programs import (
+    BranchRule,
     FunctionRule,
     NodeProgram,
     OperatorRule,
@@ -61,6 +67,8 @@ RunOwn: TypeAlias = Callable[[], tuple[list[tuple[int, int, int, GradientRef]], 
 #: The bytes of all programs of a graph that travel inside its message.
 PROGRAMS_INLINE_BYTES = 16 << 10
 
+_is_on_client = attrgetter("on_client")
+
 #: The number of encoded descriptions of Functions' contexts that are kept.
 DESCRIPTIONS_MAX = 1024
 
@@ -73,6 +81,7 @@ class Handover(PackedArrays):
         graph: its plan.
         code: by node index, the code of each Function that a worker runs.
         around: what is around its Functions; None if it has none.
+        initializer: of the engine.
     """
 
     def __init__(
@@ -81,21 +90,27 @@ class Handover(PackedArrays):
         graph: PreparedGraph,
         code: dict[int, ShippedCode],
         around: Around | None = None,
+        initializer: Initializer | None = None,
     ) -> None:
         super().__init__()
+        self._initializer = initializer
         self._frozen, self._graph, self._code = frozen, graph, code
         #: Whether workers report when each Node ran: in all tasks, or where it helps to learn.
         self.is_timed = self.learns = False
         #: Decides for which Functions the workers report arguments and results.
         self.spot_checks: SpotChecks | None = None
-        #: Whether workers report the arguments of Functions that fail.
-        self._tells_failures = bool(code) and config.post_mortem()
         self.around = around
         self._numpy_errors = (
             changed_numpy_errors(np.geterr()) if around is None else around.numpy_errors
         )
         #: Where the code of Functions lies, by its id.
         self._shipped: dict[str, PackedArray] = {}
+        #: The Functions that were written.
+        self._met: set[type[Function]] = set()
+        #: What user code in the client changes later would count as a difference.
+        self._is_alone = bool(code) and not any(map(_is_on_client, frozen.spec.nodes))
+        #: By task, the slot of the worker that has recorded a branch which it differentiates.
+        self._holders = _holders(frozen, graph, code) if code else {}
 
     def connect(self, coordinator: CoordinatorProcess) -> None:
         """Hand the graph over to the workers of ``coordinator``."""
@@ -161,6 +176,10 @@ class Handover(PackedArrays):
                 task.with_program(*program)
                 for task, program in zip(tasks[first:stop], programs, strict=True)
             ]
+            if self._holders:
+                for at, task in enumerate(written, first):
+                    if at in self._holders:
+                        written[at - first] = task._replace(near=self._holders[at])
         return (*tasks[start:first], *written)
 
     # ------------------------------------------------------------------ programs
@@ -169,8 +188,7 @@ class Handover(PackedArrays):
         """Encode the programs of some tasks; return for each its place in the arena, and itself.
 
         If they are short, they travel inside the message, which costs less than a block does; not
-        those of many tasks, which the coordinator's journal would keep. Tasks of the client need no
-        program.
+        those of many tasks, which the coordinator would keep. Tasks of the client need no program.
         """
         encoded = [
             b"" if self._graph.plan.tasks[task].on_client else encode_program(self._program(task))
@@ -205,6 +223,9 @@ class Handover(PackedArrays):
             self._numpy_errors,
             self.around.data if has_function and self.around is not None else b"",
             plan.joins[task],
+            self._initializer.packed(self.array)
+            if has_function and self._initializer is not None
+            else None,
         )
 
     def _rule(self, index: int) -> Rule:
@@ -212,6 +233,8 @@ class Handover(PackedArrays):
         if isinstance(node, OperatorNode):
             return self._operator(node, _read(node.saved_arrays))
         if isinstance(node, FunctionNode):
+            if node.function is Fork:
+                return self._branch(node)
             return self._function(node, _read(node.portable_context), index)
         raise TypeError(
             f"{node.name()} has a class of its own and cannot be sent to a worker: let the class "
@@ -240,16 +263,26 @@ class Handover(PackedArrays):
             node.operator.name, saved, several, encode_plain(plain) if plain else b""
         )
 
+    def _branch(self, node: FunctionNode) -> BranchRule:
+        ctx = node.ctx
+        call = rule_of(ctx.call, _read(functools.partial(arrays_to_send, node)), self.array)
+        return BranchRule(call, ctx.wanted, ctx.output_count, ctx.digest)
+
     def _function(self, node: FunctionNode, context: PortableContext, index: int) -> FunctionRule:
-        code = self._code[index]
+        code, cost_us = self._code[index], self._frozen.spec.nodes[index].cost_us
+        is_first = self._is_alone and node.function not in self._met
+        self._met.add(node.function)
         buffers: list[Any] = []
         try:
             attributes = pack_attributes(context.attributes, code.held, buffers.append)
-        except Exception as error:
-            raise TypeError(
+        except Exception as cause:
+            error = TypeError(
                 f"{node.name()} cannot be sent to a worker: what its ctx holds cannot be pickled "
-                f"({error}). Set run_on = 'client' on the Function, or keep it off ctx"
-            ) from error
+                f"({cause}). Set run_on = 'client' on the Function, or keep it off ctx"
+            )
+            if is_guess(node, error):
+                raise RaisedOnWorker(node.function, error) from cause
+            raise error from cause
         shipped = self._shipped.get(code.code_id)
         if shipped is None:
             shipped = self._shipped[code.code_id] = self.array(_bytes_of(code))
@@ -261,9 +294,20 @@ class Handover(PackedArrays):
             attributes,
             tuple([self.array(np.frombuffer(buffer.raw(), np.uint8)) for buffer in buffers]),
             index,
-            self.spot_checks is not None and self.spot_checks.chooses(node),
-            self._tells_failures and can_travel(node),
+            self.spot_checks is not None
+            and self.spot_checks.chooses(node, cost_us, is_first=is_first),
         )
+
+
+def _holders(
+    frozen: FrozenGraph, graph: PreparedGraph, code: dict[int, ShippedCode]
+) -> dict[int, int]:
+    found = {}
+    for at in code:
+        slot = holder_of(frozen.nodes[at])
+        if slot >= 0:
+            found[graph.plan.task_of[at]] = slot
+    return found
 
 
 @functools.lru_cache(DESCRIPTIONS_MAX)

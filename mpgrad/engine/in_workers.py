@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -26,36 +25,36 @@ from mpgrad.autograd.profiling.task_times import unpack_times
 from mpgrad.autograd.running.collector import collector_held_for
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.handles import ENGINE_ARENA, Block, is_counted
+from mpgrad.engine.calls_in_workers import note_processes
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.engine_statistics import Counters
 from mpgrad.engine.failure import cause_of
+from mpgrad.engine.graph_numbers import next_graph_number
 from mpgrad.engine.handover import Handover, RunOwn
 from mpgrad.engine.learning import learn, teach, that_ran
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed
 from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.engine.progress_display import progress_shown
+from mpgrad.engine.raised_on_worker import RaisedOnWorker, is_guess, without_second_run
 from mpgrad.engine.session import Outcome, Session
 from mpgrad.engine.session_pool import SessionPool
-from mpgrad.engine.spot_checks import SpotChecks, failed_again
+from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.errors import CoordinatorLost, ProtocolError
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph, ForwardOutput
 from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.shipping.loading import load_attributes
 from mpgrad.wire.output_record import (
     CHANGED,
-    FAILED,
-    RUN,
     WARNING,
     ContextChanged,
     decode_as,
     replay_warnings,
 )
+from mpgrad.wire.remote_error import decode_error
 
 Array: TypeAlias = np.ndarray[Any, Any]
 T = TypeVar("T")
-
-_graph_numbers = itertools.count(1)
 
 
 def run_in_workers(
@@ -82,18 +81,19 @@ def run_in_workers(
     Raises:
         Exception: the exception of a rule or hook, unchanged.
         ResultsDiffer: a Function that ran again gave another gradient.
+        RaisedOnWorker: a Function did; nothing has changed here, so that the graph can run again.
         SavedTensorsUnreadable: some Node's saved tensors cannot be handed over.
         WorkerLost, CoordinatorLost, SharedMemoryExhausted, EngineClosed: see ``mpgrad.errors``.
     """
     frozen, planned = placed.frozen, graph.plan
-    handover = Handover(frozen, graph, placed.code, placed.around)
+    handover = Handover(frozen, graph, placed.code, placed.around, sessions.initializer)
     recording = RUNNING.recording
-    number, is_complete = next(_graph_numbers), False
+    number, is_complete = next_graph_number(), False
     try:
         with sessions.session() as session:
             coordinator, handover.spot_checks = sessions.coordinator, spot_checks
             handover.connect(coordinator)
-            handover.is_timed, handover.learns = recording is not None, graph.learns()
+            handover.is_timed, handover.learns = recording is not None, graph.count_use()
             client = ClientWorker(
                 placed, graph, handover, coordinator.arena, session.interrupts.user_code,
                 options.blas_threads,
@@ -101,15 +101,15 @@ def run_in_workers(
             profiled = None if recording is None else _Profiled(recording, session, planned)
             messages = _submission(number, session, client, handover, profiled)
             with session.interrupts.deferred():  # until the results have a holder
-                outcome = _run(session, messages, client, planned, options)
-                kept = session.kept_of(number)
+                outcome, kept = _run(number, session, messages, client, planned, options)
                 if isinstance(outcome, CompleteGraph):
-                    results = _open_results(
-                        sessions, session, frozen, outcome, handover, client.results
-                    )
+                    results = _open_results(sessions, session, frozen, outcome, handover, client)
                     is_complete = True
             outcome = _with_own_failure(outcome, planned, client.own_failed)
+            raised = _raised(outcome, frozen, planned, kept)
+            _run_again_if_possible(raised, client)
             if isinstance(outcome, CompleteGraph):
+                client.note_success()
                 _learn(frozen, graph, handover, outcome, client)
                 if profiled is not None:
                     profiled.note(frozen, handover, outcome)
@@ -121,9 +121,9 @@ def run_in_workers(
     if isinstance(outcome, FailGraph):
         if outcome.kind == "lost" and outcome.task < 0:
             sessions.forget(coordinator)  # it has no workers and cannot start any
-        raise _failure(outcome, placed, planned, client, _of_kind(kept, FAILED), options)
+        raise _failure(outcome, placed, planned, client, raised)
     if kept:
-        spot_checks.compare(_of_kind(kept, RUN), frozen, placed.code, options.blas_threads)
+        spot_checks.compare(kept, frozen, placed.code, options.blas_threads)
         _change_contexts(_of_kind(kept, CHANGED), placed)
     _release_saved(frozen)
     return results
@@ -147,19 +147,34 @@ def _submission(
 
 
 def _run(
+    number: int,
     session: Session,
     messages: Iterator[Any],
     client: ClientWorker,
     planned: Plan,
     options: EngineOptions,
-) -> Outcome:
+) -> tuple[Outcome, list[ForwardOutput]]:
+    """How the graph has ended, and the output of its workers."""
     pid, tasks = session.coordinator.pid, len(planned.tasks)
     try:
         with progress_shown(pid, tasks) if options.progress else nullcontext():
-            return session.run(messages, client.run)
+            outcome = session.run(messages, client.run)
     except CoordinatorLost as lost:
         lost.has_run_user_code = client.has_begun
         raise
+    except RaisedOnWorker as unsent:
+        _run_again_if_possible(unsent, client)
+        raise without_second_run(unsent, unsent.error) from unsent.__cause__
+    finally:
+        kept = session.kept_of(number)
+    return outcome, kept
+
+
+def _run_again_if_possible(raised: RaisedOnWorker | None, client: ClientWorker) -> None:
+    """Raise ``raised`` if any, unless user code has run here that must not run twice."""
+    if raised is not None and client.may_run_again():
+        client.restore()
+        raise raised
 
 
 def _with_own_failure(outcome: Outcome, planned: Plan, failed: int | None) -> Outcome:
@@ -173,23 +188,29 @@ def _with_own_failure(outcome: Outcome, planned: Plan, failed: int | None) -> Ou
     return min(own, outcome, key=lambda end: planned.tasks[end.task].positions[end.step])
 
 
+def _raised(
+    outcome: Outcome, frozen: FrozenGraph, planned: Plan, shown: list[ForwardOutput]
+) -> RaisedOnWorker | None:
+    """What ended a graph, if that was a Function on a worker which may be right in this process."""
+    if not isinstance(outcome, FailGraph) or outcome.kind != "error" or not outcome.error:
+        return None
+    node: Any = frozen.nodes[planned.groups[outcome.task][outcome.step].node]
+    error = decode_error(outcome.error)
+    return RaisedOnWorker(node.function, error, shown) if is_guess(node, error) else None
+
+
 def _failure(
     outcome: FailGraph,
     placed: Placed,
     planned: Plan,
     client: ClientWorker,
-    failed: list[bytes],
-    options: EngineOptions,
+    raised: RaisedOnWorker | None,
 ) -> BaseException:
     """The exception of a graph that failed, with the graph as the serial engine leaves it."""
-    frozen = placed.frozen
-    error = cause_of(outcome, frozen, planned, client.errors.get(outcome.task))
+    error = cause_of(outcome, placed.frozen, planned, client.errors.get(outcome.task))
     if outcome.kind == "error":
-        node = planned.groups[outcome.task][outcome.step].node
-        if failed:
-            error = failed_again(error, failed, node, frozen, placed.code, options.blas_threads)
-        client.release_before(node)
-    return error
+        client.release_before(planned.groups[outcome.task][outcome.step].node)
+    return error if raised is None else without_second_run(raised, error)
 
 
 def _of_kind(kept: list[ForwardOutput], kind: str) -> list[bytes]:
@@ -219,13 +240,9 @@ def _open_results(
     frozen: FrozenGraph,
     outcome: CompleteGraph,
     handover: Handover,
-    own: dict[int, tuple[Any, bool]],
+    client: ClientWorker,
 ) -> list[tuple[Any, bool]]:
-    """The captures as arrays; blocks of the engine's arena become leases of ``session``.
-
-    Args:
-        own: those that the calling thread has computed, by number.
-    """
+    """The captures as arrays; blocks of the engine's arena become leases of ``session``."""
     opened: dict[Block, Array] = {}
     results: list[tuple[Any, bool]] = []
     try:
@@ -249,7 +266,7 @@ def _open_results(
                     if is_counted(ref):  # a GPU worker's: copied, since it dies with it
                         session.to_release.append(ref)
                     results.append((handover.open(ref, meta), True))
-            for number, result in own.items():
+            for number, result in client.results.items():
                 results[number] = result
     except ProtocolError as error:
         raise session.distrust(error) from error
@@ -288,9 +305,7 @@ class _Profiled:
         self._run = current_run()
         #: The end of the hand-over, then that of the calling thread's task.
         self._waits_from: float | None = None
-        recording.coordinator_pid = session.coordinator.pid
-        if len(recording.worker_pids) < session.workers:
-            recording.worker_pids = dict(enumerate(session.processes().worker_pids))
+        note_processes(recording, session)
         if self._run is not None:
             self._run.plan, self._run.mode = planned, "process"
             self._run.workers = session.workers

@@ -1,4 +1,5 @@
-"""What an engine needs of the kernel: descriptors, pidfds, processes and threads.
+"""What an engine needs of the kernel: descriptors, processes and threads; its calls are in
+``kernel_calls``.
 
 A shortage is reported before the start: libzmq aborts the whole process if the kernel refuses it a
 descriptor or a thread, without a message that helps.
@@ -11,6 +12,7 @@ import os
 import resource
 import threading
 
+from mpgrad.base import machine
 from mpgrad.base.standard_streams import occupy_standard_streams
 
 #: The descriptors that the client opens for an engine, and for one more calling thread: 13 and 3,
@@ -30,7 +32,7 @@ def require_descriptors(count: int, what: str) -> None:
         OSError: (EMFILE) it may not; the message says that ``what`` needs them.
     """
     occupy_standard_streams()
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit, _ = machine.resource_limits(resource.RLIMIT_NOFILE)
     used = _open_descriptors()
     if limit != resource.RLIM_INFINITY and used + count > limit:
         raise OSError(
@@ -46,7 +48,7 @@ def require_hard_limit(cpu_workers: int) -> None:
     Raises:
         OSError: (EMFILE) it may not.
     """
-    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, limit = machine.resource_limits(resource.RLIMIT_NOFILE)
     count = FOR_COORDINATOR + FOR_WORKER * cpu_workers
     if limit != resource.RLIM_INFINITY and count > limit:
         raise OSError(
@@ -92,22 +94,6 @@ def require_same_user(user: int) -> None:
         )
 
 
-def require_pidfds() -> None:
-    """Make sure that the kernel reports the death of other processes by descriptors.
-
-    Raises:
-        OSError: (ENOSYS) it has no pidfds.
-    """
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"worker processes cannot be watched here: pidfd_open: {error.strerror} (Linux has it "
-            'since 5.3, some sandboxes have not); Engine(mode="local") needs none',
-        ) from error
-
-
 def require_processes(count: int) -> None:
     """Make sure that the system allows ``count`` more processes, each with its ZeroMQ threads.
 
@@ -141,5 +127,5 @@ def _open_descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
     except OSError as error:
         if error.errno == errno.EMFILE:
-            return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return machine.resource_limits(resource.RLIMIT_NOFILE)[0]
         return 0  # without /proc the start is tried, and may fail

@@ -3,7 +3,7 @@
 The source of a Node takes memory and time. But the Nodes of a large graph are mostly of a few
 forms: the same operator, shapes, dtypes and attributes. Each form is written out once, as a graph
 of one Node: for a graph that is written out as a whole (:mod:`mpgrad.engine.compiled`), and for
-the loop over one that is not (:mod:`mpgrad.engine.rule_loop`).
+the steps of one that is not (:mod:`mpgrad.engine.graph_steps`).
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mpgrad.autograd.running import engine_slot
 from mpgrad.base import config, machine
@@ -32,7 +33,6 @@ class EngineOptions:
     blas_threads: int
     recover: str
     task_timeout_s: float | None
-    journal: str
     check: str
     progress: bool
     pin: str
@@ -40,6 +40,8 @@ class EngineOptions:
     debug: int
     #: Whether nobody has said how many CPU workers there shall be, and who shares the cores then.
     is_default_count: bool = False
+    initializer: Callable[..., Any] | None = None
+    initargs: tuple[Any, ...] = ()
     shared: SharedCores | None = None
 
     @classmethod
@@ -52,16 +54,18 @@ class EngineOptions:
         blas_threads: int,
         recover: str,
         task_timeout_s: float | None,
-        journal: str | None,
         check: str | None = None,
         progress: bool = False,
         pin: str | None = None,
+        initializer: Callable[..., Any] | None = None,
+        initargs: Sequence[Any] = (),
     ) -> EngineOptions:
         """The options for these arguments of ``Engine``.
 
         Raises:
             ValueError: an argument is out of range; the message names it.
             RuntimeError: "process" on a system other than Linux.
+            TypeError: ``initializer`` is not callable.
         """
         if not engine_slot.is_worker:
             _warn_of_misspelt_settings()
@@ -79,15 +83,16 @@ class EngineOptions:
             _count("blas_threads", blas_threads, _COUNT_MAX),
             recover,
             task_timeout_s,
-            _choice(
-                "journal", config.journal() if journal is None else journal, config.JOURNAL_MODES
-            ),
             _choice("check", config.check() if check is None else check, config.CHECKS),
             bool(progress),
             _choice("pin", config.pin() if pin is None else pin, config.PINS),
             config.debug(),
             asked is None,
+            initializer=initializer,
+            initargs=tuple(initargs),
         )
+        if initializer is not None and not callable(initializer):
+            raise TypeError(f"Engine(initializer={initializer!r}): it must be callable")
         if mode == "process" and sys.platform != "linux":
             raise RuntimeError(
                 f'Engine(mode="process") needs Linux; this is {sys.platform}. Use mode="local".'

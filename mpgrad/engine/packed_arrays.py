@@ -134,6 +134,10 @@ class PackedArrays:
         self._kept.append(block)
         return block
 
+    def stored(self, data: bytes) -> int:
+        """The offset in the arena of a copy of ``data``."""
+        return self._located(self._store(data))[0]
+
     def _located(self, array: Array) -> tuple[int, int, int]:
         place = self._arena.locate(array)
         if place is None:

@@ -5,32 +5,50 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.device import CPU
 from mpgrad.base.user_frames import level_of_caller
+from mpgrad.calls.fork_function import Fork, is_here
 from mpgrad.devices.device_arrays import get_default_device
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.errors import PerformanceWarning
 from mpgrad.graph.node import Node
 from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.shipping.attributes import (
+    Look,
     are_scalars,
-    attributes_reason,
+    attributes_line,
     attributes_words,
-    classes_in,
+    look_at,
 )
+from mpgrad.shipping.contents import fingerprint
 from mpgrad.shipping.debuggers import file_of, files_with_breakpoints
-from mpgrad.shipping.decision import ShippedCode, decide
+from mpgrad.shipping.decision import ShippedCode, decide, is_tried, what_changed
 from mpgrad.shipping.findings import article
-from mpgrad.shipping.installed_state import is_known_name
+from mpgrad.shipping.installed_state import hooks_of_all_modules, is_known_name
 from mpgrad.tensors.hooks_in_force import HOOKS
 from mpgrad.tensors.saved_tensor import SavedTensor
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.wire.surroundings import Around, look_around
+
+
+class Trial(NamedTuple):
+    """A Function that runs in the client, and what it could change on its ctx, as it is now."""
+
+    function: type[Function]
+    held: tuple[type, ...]
+    values: list[Any]
+    kept: bytes
+
+    def has_changed(self) -> bool:
+        """Whether it has changed what is compared."""
+        return bool(what_changed(self.function, self.held)) or (
+            bool(self.values) and fingerprint(self.values) != self.kept
+        )
 
 
 class Placed(NamedTuple):
@@ -40,8 +58,9 @@ class Placed(NamedTuple):
         frozen: with ``on_client`` set.
         code: the code of each shipped Function, by the index of its Node.
         kept: the reason why a Node that a worker could run belongs to the client, by index.
-        unasked: those of them that the user did not ask to keep.
+        unasked: those of them that the user did not ask to keep, each in one line.
         around: what is around its Functions; None if it has none.
+        trying: Functions that run in the client until it is known that they change nothing.
     """
 
     frozen: FrozenGraph
@@ -49,6 +68,7 @@ class Placed(NamedTuple):
     kept: dict[int, str]
     unasked: dict[int, str]
     around: Around | None = None
+    trying: tuple[Trial, ...] = ()
 
 
 _is_on_client = attrgetter("on_client")
@@ -60,6 +80,10 @@ class _Where(NamedTuple):
     reason: str = ""
     code: ShippedCode | None = None
     is_unasked: bool = False
+    #: Attributes of ctx that are compared after the run.
+    compared: tuple[str, ...] = ()
+    #: The reason in one line.
+    line: str = ""
 
 
 def place(frozen: FrozenGraph) -> Placed:
@@ -75,6 +99,7 @@ def place(frozen: FrozenGraph) -> Placed:
     code: dict[int, ShippedCode] = {}
     kept: dict[int, str] = {}
     unasked: dict[int, str] = {}
+    compared: dict[int, tuple[str, ...]] = {}
     walked: _Walked | None = None
     for index, node in enumerate(frozen.nodes):
         if isinstance(node, FunctionNode) and frozen.runs[index] and not node.has_packed:
@@ -82,15 +107,39 @@ def place(frozen: FrozenGraph) -> Placed:
             found = walked.where(node, frozen.keep_graph)
             if found.code is not None:
                 code[index] = found.code
+                if found.compared:
+                    compared[index] = found.compared
             if found.reason:
                 kept[index] = found.reason
             if found.is_unasked:
-                unasked[index] = found.reason
+                unasked[index] = found.line or found.reason
     around = None if walked is None else walked.around
-    placed = Placed(_with_kept(frozen, kept), code, kept, unasked, around)
-    if kept or any(map(_is_on_client, frozen.spec.nodes)):
-        return keep_unreadable(placed)
-    return placed
+    if not kept and not any(map(_is_on_client, frozen.spec.nodes)):
+        return Placed(frozen, code, kept, unasked, around)
+    trying = _tried_here(frozen, code, kept, compared)
+    placed = Placed(_with_kept(frozen, kept), code, kept, unasked, around, trying)
+    return keep_unreadable(placed)
+
+
+def _tried_here(
+    frozen: FrozenGraph,
+    code: dict[int, ShippedCode],
+    kept: dict[int, str],
+    compared: dict[int, tuple[str, ...]],
+) -> tuple[Trial, ...]:
+    """Keep the Functions in the client of which a worker could find that they change what they
+    read: a graph in which user code runs in the client cannot be repeated there."""
+    trying: list[Trial] = []
+    nodes: Any = frozen.nodes
+    for index, shipped in list(code.items()):
+        function, names = nodes[index].function, compared.get(index, ())
+        has_values = shipped.has_values or bool(names)
+        if has_values and function.run_on is None and not is_tried(function):
+            values = [vars(nodes[index].ctx)[name] for name in names]
+            trying.append(Trial(function, shipped.held, values, fingerprint(values)))
+            kept[index] = "it is tried here once, because other user code runs here"
+            del code[index]
+    return tuple(trying)
 
 
 def keep_unreadable(placed: Placed) -> Placed:
@@ -125,6 +174,7 @@ class _Walked:
     def __init__(self) -> None:
         self._decisions: dict[tuple[type, ...], _Where] = {}
         self.around = look_around()
+        self._kept_here = self.around.kept_here or hooks_of_all_modules()
         self._stops = files_with_breakpoints()
         self._elsewhere: _Where | None = None
         if get_default_device() is not CPU:
@@ -134,8 +184,10 @@ class _Walked:
 
     def where(self, node: FunctionNode, keep_graph: bool) -> _Where:
         function, ctx = node.function, node.ctx
-        if self.around.kept_here and function.run_on is None:
-            why = f"{self.around.kept_here} was set in this process, and workers cannot have that"
+        if function is Fork and is_here(node):
+            return _Where("its branch was recorded in this process")
+        if self._kept_here and function.run_on is None:
+            why = f"{self._kept_here} was set in this process, and workers cannot have that"
             return _Where(why, is_unasked=True)
         if self._stops and file_of(function) in self._stops:
             return _Where("a debugger has breakpoints in its file")
@@ -144,23 +196,36 @@ class _Walked:
         if self._elsewhere is not None:
             return self._elsewhere
         held: tuple[type, ...] = ()
+        looked: Look | None = None
         attributes = vars(ctx)
         if function.run_on is None and (kind := _more_than_a_tensor(node)):
             return _Where(f"{function.__qualname__} has saved {kind}", is_unasked=True)
         if function.run_on is None and not are_scalars(attributes):
-            if reason := attributes_reason(attributes):
-                return _Where(attributes_words(function, reason), is_unasked=True)
-            held = classes_in(attributes)
+            looked = look_at(attributes)
+            if looked.reason:
+                line = attributes_line(function, looked.reason)
+                words = attributes_words(function, looked.reason)
+                return _Where(words, is_unasked=True, line=line)
+            held = looked.classes
         found = self._decisions.get((function, *held))
         if found is None:
             found = self._decisions[function, *held] = _decided(function, held)
-        return found
+        if looked is None or found.code is None:
+            return found
+        if not looked.objects.isdisjoint(found.code.reached):
+            why = (
+                f"in {function.__qualname__}, an object on ctx is one that backward reads by name, "
+                "too: on a worker these are two. Set what backward needs of it on ctx"
+            )
+            return _Where(why, is_unasked=True)
+        return found._replace(compared=looked.compared)
 
 
 def _decided(function: type[Function], held: tuple[type, ...]) -> _Where:
     decision = decide(function, held)
     if decision.run_on == "client":
-        return _Where(decision.reason, is_unasked=function.run_on is None)
+        is_unasked = function.run_on is None
+        return _Where(decision.reason, is_unasked=is_unasked, line=decision.line)
     return _Where(code=decision.code)
 
 
@@ -217,6 +282,13 @@ SAID_MAX = 1024
 _said: OrderedDict[str, None] = OrderedDict()
 
 
+def note_said(reason: str) -> None:
+    """Warn of this reason no more."""
+    _said[reason] = None
+    while len(_said) > SAID_MAX:
+        _said.popitem(last=False)
+
+
 def warn_of_serial_functions(placed: Placed) -> None:
     """Warn once per reason if Functions run in the client although the user did not ask for it.
 
@@ -227,21 +299,7 @@ def warn_of_serial_functions(placed: Placed) -> None:
     if not new:
         return
     for text in new:
-        _said[text] = None
-    while len(_said) > SAID_MAX:
-        _said.popitem(last=False)
-    frozen = placed.frozen
-    functions = sum(
-        isinstance(node, FunctionNode) and runs
-        for node, runs in zip(frozen.nodes, frozen.runs, strict=True)
-    )
-    count = len(placed.unasked)
-    how = "runs" if count == 1 else "run one after another"
+        note_said(text)
     others = len(set(placed.unasked.values())) - 1
-    more = f"{others} more reason{'s' * (others > 1)} and all places" if others else "all places"
-    warnings.warn(
-        f"{count} of {functions} Functions {how} in this process: {new[0]} "
-        f"[engine.explain(loss) shows {more}]",
-        PerformanceWarning,
-        stacklevel=level_of_caller(),
-    )
+    more = f" [engine.explain(loss) shows {others} more]" if others else ""
+    warnings.warn(f"{new[0]}{more}", PerformanceWarning, stacklevel=level_of_caller())

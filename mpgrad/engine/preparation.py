@@ -11,8 +11,10 @@ from typing import NamedTuple
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, expected_of
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
+from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.backends.column_parts import shape_of
 from mpgrad.base import machine
+from mpgrad.calls.fork_function import has_branches_in_workers
 from mpgrad.devices.device_arrays import CUDA
 from mpgrad.devices.gpu_nodes import gpus_of
 from mpgrad.dispatch.operator_node import OperatorNode
@@ -66,6 +68,8 @@ class Preparation:
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
+        #: Why no workers can be started; then ``auto`` is ``local``.
+        self.unavailable: str | None = None
         # A handler of a signal may run a backward of its own while a graph is planned.
         self._lock = threading.RLock()
         self._experiences = Experiences()
@@ -107,6 +111,8 @@ class Preparation:
         spec, plans_for, mode, ready = known.here
         if spec is not frozen.spec or plans_for is not self._plans_for or mode != self.mode():
             return None
+        if mode == "auto" and has_branches_in_workers(frozen.nodes):
+            return None
         return ready  # type: ignore[no-any-return]
 
     def ready(self, frozen: FrozenGraph, *, has_workers: bool) -> Ready:
@@ -118,7 +124,8 @@ class Preparation:
         """
         known, mode = frozen.remembered, self.mode()
         ready = self._ready(frozen, mode, has_workers=has_workers)
-        if known is not None and ready.placed is None and ready.experience is None:
+        is_kept = ready.placed is None and ready.experience is None and not _is_inner()
+        if known is not None and is_kept:
             known.here = (frozen.spec, self._plans_for, mode, ready)
         return ready
 
@@ -174,7 +181,15 @@ class Preparation:
                 why = f"it has Nodes on GPU {gpus[0]}"
                 return Choice("local", f"{why}, which has no worker" if missing else why)
         if mode != "auto":
-            return Choice(mode, f'Engine(mode="{self._options.mode}")')
+            asked = self._options.mode
+            reason = self.unavailable if asked == "auto" else None
+            if mode == "process" and _is_inner() and not has_branches_in_workers(frozen.nodes):
+                small = too_small(frozen, self._options.cpu_workers, self.message_us)
+                if small is not None:  # a Function that calls grad() hundreds of times
+                    return small._replace(reason=f"an inner backward of {small.reason}")
+            return Choice(mode, reason or f'Engine(mode="{asked}")')
+        if has_branches_in_workers(frozen.nodes):
+            return Choice("process", "workers have recorded its branches")
         shared = self._options.shared
         if (
             shared is not None
@@ -212,7 +227,10 @@ class Preparation:
 
     def mode(self) -> str:
         """The mode in force on this thread now."""
-        return "local" if engine_slot.is_local() or sys.platform != "linux" else self._options.mode
+        mode = self._options.mode
+        if mode == "auto" and self.unavailable is not None:
+            return "local"
+        return "local" if engine_slot.is_local() or sys.platform != "linux" else mode
 
     def plan_of(self, frozen: FrozenGraph) -> PreparedGraph:
         """The plan of a placed graph, and the other results for its tables, cached or new."""
@@ -230,6 +248,12 @@ class Preparation:
         """The same graph, with Nodes whose saved tensors cannot be read in the client."""
         placed = keep_unreadable(placed)
         return placed, self.plan_of(placed.frozen)
+
+
+def _is_inner() -> bool:
+    """Whether the current backward runs inside of another one."""
+    running = innermost()
+    return running is not None and running.depth > 0
 
 
 # ---------------------------------------------------------------------- kept beside the tables
@@ -282,8 +306,8 @@ class PreparedGraph:
         """Learn the costs again: they have turned out to be wrong."""
         self._uses = 0
 
-    def learns(self) -> bool:
-        """Count a use; whether the cost model should learn from this one."""
+    def count_use(self) -> bool:
+        """Count one more use; whether the cost model should learn from this one."""
         self._uses += 1
         return self._uses <= tuning.SAMPLES or self._uses % tuning.SAMPLES == 0
 

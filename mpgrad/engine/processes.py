@@ -12,27 +12,32 @@ import weakref
 from mmap import PAGESIZE
 from typing import TYPE_CHECKING
 
-from mpgrad.base import config
+from mpgrad.base import config, interpreter
 from mpgrad.base.exits import describe_exit, is_stopped
 from mpgrad.base.handles import ENGINE_ARENA
 from mpgrad.base.hash_seed import hash_seed_for_children
+from mpgrad.base.processor_use import ProcessorUse, processor_use
+from mpgrad.base.standard_streams import write
 from mpgrad.base.topology import bindings
+from mpgrad.calls.array_library import PRELOADED
+from mpgrad.calls.branches import limit_bytes
 from mpgrad.devices.device_board import DeviceBoard
+from mpgrad.engine.kernel_calls import require_calls
 from mpgrad.engine.kernel_limits import (
     FOR_ENGINE,
     require_descriptors,
     require_hard_limit,
-    require_pidfds,
     require_processes,
     require_real_threads,
 )
 from mpgrad.engine.options import EngineOptions
+from mpgrad.errors import CoordinatorLost, EngineClosed, MpgradError
 from mpgrad.shm.arena import client_arena
 from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.shm.segment import Segment
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.environment import capture_environment
-from mpgrad.wire.setup import CoordinatorSetup, JournalPlan, python_command, send_setup, spawn
+from mpgrad.wire.setup import STARTED, CoordinatorSetup, send_setup, spawn
 
 if TYPE_CHECKING:
     from mpgrad.devices.client_devices import ClientDevices
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
 ENGINE_ARENA_BYTES = 1 << 40
 #: The seconds that the coordinator has to stop its workers and exit.
 STOP_TIMEOUT_S = 2.0
+#: What is kept of the last words of a coordinator that does not start.
+_SAID_BYTES = 16 * 1024
 
 
 class CoordinatorProcess:
@@ -51,15 +58,20 @@ class CoordinatorProcess:
     """
 
     def __init__(self, options: EngineOptions) -> None:
-        self.journal = JournalPlan(options.journal, config.journal_directory())
         self._is_killed = False
         self._why_killed: str | None = None
         #: The engine was closed: a thread that still waits for an answer gets an error.
         self.is_closed = False
+        #: What it has printed, or what has gone wrong, until it had started.
+        self._said = b""
+        self.has_started = False
+        #: Another one would not start either.
+        self._is_hopeless = False
+        self._executable = interpreter.python()
         require_real_threads()
         require_descriptors(FOR_ENGINE, "an engine")
         require_hard_limit(options.cpu_workers)
-        require_pidfds()
+        require_calls()
         require_processes(1 + options.cpu_workers + len(options.gpus))
         with contextlib.ExitStack() as undo:
             self.endpoint = Endpoint.create()
@@ -75,10 +87,14 @@ class CoordinatorProcess:
                 undo.callback(self.devices.close)
             lifeline, self._lifeline = os.pipe()
             undo.callback(os.close, self._lifeline)
+            self._hears, said = os.pipe()
+            undo.callback(os.close, self._hears)
+            os.set_blocking(self._hears, False)
             try:
-                self._process = self._spawn(segment, lifeline, options)
+                self._process = self._spawn(segment, (lifeline, said), options)
             finally:
                 os.close(lifeline)
+                os.close(said)
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
             self.pid = self._process.pid
@@ -91,36 +107,51 @@ class CoordinatorProcess:
         _running.add(self)
 
     def _spawn(
-        self, segment: Segment, lifeline: int, options: EngineOptions
+        self, segment: Segment, ends: tuple[int, int], options: EngineOptions
     ) -> subprocess.Popen[bytes]:
+        """Start it.
+
+        Args:
+            segment: of the engine's arena.
+            ends: the child's of the lifeline, and of the pipe to which it prints first.
+            options: of the Engine.
+        """
+        executable, (lifeline, said) = self._executable, ends
         client_fd = client_arena().segment.fd
         client_arena().segment.require_open()
-        python_path = _python_path()
+        origin = interpreter.origin()
+        streams = os.dup(1), os.dup(2)
         board_fd = self.device_board.fd if self.device_board is not None else -1
-        inherited = (client_fd, segment.fd, lifeline, *([board_fd] if board_fd >= 0 else []))
+        boards = [board_fd] if board_fd >= 0 else []
         try:
             process, writer = spawn(
-                python_command(sys.executable, "mpgrad.coordinator"),
-                inherited,
-                {
-                    **os.environ,
-                    "PYTHONPATH": python_path,
-                    "PYTHONHASHSEED": hash_seed_for_children(),
-                },
+                executable,
+                "mpgrad.coordinator",
+                (client_fd, segment.fd, lifeline, *streams, *boards),
+                {"PYTHONHASHSEED": hash_seed_for_children()},
+                output=said,
             )
         except OSError as error:
+            remedy = ""
             why = "`ulimit -u` and the cgroup's pids.max say how many processes there may be"
             if error.errno == errno.ENOMEM:
                 why = "the machine or the cgroup has no memory left, or `ulimit -v` forbids it"
-            elif error.errno in (errno.EACCES, errno.ENOENT):
-                why = f"user {os.geteuid()} cannot run {sys.executable}"
+            elif error.errno in (errno.EACCES, errno.ENOENT, errno.ENOEXEC, errno.ENOTDIR):
+                why = f"user {os.geteuid()} cannot run {executable}"
+                remedy = f" It was to be {interpreter.in_words(executable)}"
+            elif error.errno in (errno.EPERM, errno.ENOSYS):
+                why = "a sandbox or a service's filter of system calls refuses clone or execve"
             raise OSError(
                 error.errno,
                 f"the coordinator process cannot be started: {error.strerror} ({why}; "
-                'Engine(mode="local") needs none)',
+                f'Engine(mode="local") needs none).{remedy}',
             ) from error
+        finally:
+            for stream in streams:
+                os.close(stream)
         send_setup(
             writer,
+            origin,
             CoordinatorSetup(
                 endpoint=self.endpoint,
                 client_pid=os.getpid(),
@@ -130,25 +161,19 @@ class CoordinatorProcess:
                 shm_limit=options.shm_limit,
                 client_arena_fd=client_fd,
                 engine_arena_fd=segment.fd,
-                worker_environment=capture_environment(),
+                worker_environment=capture_environment(limit_bytes(max(options.cpu_workers, 1))),
                 blas_threads=options.blas_threads,
-                executable=sys.executable,
-                python_path=python_path,
+                executable=os.fsencode(executable),
+                origin=origin,
                 task_timeout_s=options.task_timeout_s,
-                journal=self.journal,
                 lifeline_fd=lifeline,
                 cpus_of_workers=tuple(bindings(options.pin, options.cpu_workers)),
+                start_timeout_s=config.start_timeout_s(),
+                streams=streams,
+                preload=tuple(PRELOADED),
             ),
         )
         return process
-
-    def last_words(self) -> str:
-        """The path of its journal in words, if it wrote one."""
-        # Imported here, since this module is loaded before the coordinator can start.
-        from mpgrad.wire.journal_keeper import words_about
-
-        words = words_about(self.journal, self.pid)
-        return f" {words}" if words else ""
 
     def is_alive(self) -> bool:
         return not self._is_killed and self._process.poll() is None
@@ -158,6 +183,40 @@ class CoordinatorProcess:
         lifeline, self._lifeline = self._lifeline, -1
         if lifeline >= 0:
             os.close(lifeline)
+
+    def processor_use(self) -> ProcessorUse:
+        """How long it has run, or would have run."""
+        return processor_use(self.pid)
+
+    def hear_of_start(self) -> bool:
+        """Take what it has said since the last time; whether it has started."""
+        while not self.has_started:
+            try:
+                said = os.read(self._hears, _SAID_BYTES)
+            except BlockingIOError:
+                break
+            self._said = (self._said + said)[-_SAID_BYTES:]
+            if not said:
+                break
+            if STARTED in self._said:
+                self.has_started = True
+                printed = self._said.replace(STARTED, b"").decode(errors="replace")
+                if printed:
+                    write(sys.stderr, printed)
+        return self.has_started
+
+    def failed_start(self) -> MpgradError:
+        """Why it has ended before it had started; call it after its pidfd has reported the end."""
+        self.hear_of_start()
+        how, said = self.cause_of_death(), self._said.decode(errors="replace").strip()
+        last = f": {said.splitlines()[-1]}" if said else ""
+        if not self._is_hopeless and (self._why_killed or self._process.returncode < 0):
+            return CoordinatorLost(f"{how} while it started{last}. The next backward tries again.")
+        what = interpreter.in_words(self._executable)
+        error = EngineClosed(f"{how} while it started{last}. It was started as {what}")
+        if "\n" in said:
+            error.add_note(f"What it has printed:\n{said}")
+        return error
 
     def is_stopped(self) -> bool:
         """Whether it got SIGSTOP and no SIGCONT since."""
@@ -179,6 +238,7 @@ class CoordinatorProcess:
             self._process.kill()
             status = self._process.wait()
         os.close(self.pidfd)
+        os.close(self._hears)
         self.let_go()
         self.arena.close()
         if self.devices is not None:
@@ -191,6 +251,15 @@ class CoordinatorProcess:
         """End a coordinator that is not needed."""
         self.kill()
         self.wait()
+
+    def give_up(self, why: str) -> None:
+        """Kill it, since it does not start, and another one would not.
+
+        Args:
+            why: see ``kill``.
+        """
+        self._is_hopeless = True
+        self.kill(why)
 
     def kill(self, why: str | None = None) -> None:
         """Kill it at once; the kernel kills its workers with it.
@@ -213,13 +282,6 @@ def _let_go_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)
-
-
-def _python_path() -> str:
-    """Lets the children find this mpgrad; they take over ``sys.path`` themselves later."""
-    home = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
-    inherited = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([home, inherited]) if inherited else home
 
 
 def _device_board(options: EngineOptions) -> DeviceBoard | None:

@@ -10,12 +10,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from mpgrad.autograd.running.deferred_interrupts import Interrupts
 from mpgrad.base.handles import Block, is_counted
 from mpgrad.base.hook_for_tests import hooked
-from mpgrad.base.standard_streams import say
+from mpgrad.engine.coordinator_watchdog import WAIT_MS, CoordinatorWatchdog
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.errors import (
     CoordinatorLost,
@@ -29,12 +29,15 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.wire import schema
 from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.output_record import CHANGED, FAILED, RUN, WARNING, show_output
+from mpgrad.wire.output_record import CHANGED, RUN, WARNING, show_output
 from mpgrad.wire.transport import Dealer
 
+T = TypeVar("T")
 Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
 #: The number of questions that measure a round trip.
 QUESTIONS = 5
+#: The bytes of shown output that a session keeps.
+SHOWN_BYTES_MAX = 1 << 20
 
 _FORKED = (
     "process {child} was forked inside a backward() of process {parent}, which alone can finish "
@@ -52,6 +55,7 @@ class Session:
         coordinator: the process to talk to.
         peer: this session's name, "c<pid>.<number>".
         interrupts: defer Ctrl-C except while the session waits.
+        ended_branches: the branches of workers that nobody will differentiate (slot, number).
 
     Raises:
         CoordinatorLost: it died before it answered.
@@ -59,7 +63,11 @@ class Session:
     """
 
     def __init__(
-        self, coordinator: CoordinatorProcess, peer: str, interrupts: Interrupts | None = None
+        self,
+        coordinator: CoordinatorProcess,
+        peer: str,
+        interrupts: Interrupts | None = None,
+        ended_branches: deque[tuple[int, int]] | None = None,
     ) -> None:
         self.peer = peer
         self.coordinator = coordinator
@@ -75,15 +83,21 @@ class Session:
         self._answers: list[Any] = []
         #: The reason why the coordinator refuses this session, once it says so.
         self._refusal: str | None = None
-        #: By graph, the output of workers that is not shown at once.
+        #: By graph, the output of workers.
         self._kept: dict[int, list[do.ForwardOutput]] = {}
+        #: The bytes in it that have been shown.
+        self._shown_bytes = 0
         #: Blocks that this session holds and whose last view here has died; any thread appends.
         self.to_release: deque[Block] = deque()
+        self._ended_branches = deque() if ended_branches is None else ended_branches
         self._run_task: dict[int, RunTask] = {}
+        #: The number of its workers; 0 until they have started.
+        self.workers = 0
         self.interrupts = Interrupts() if interrupts is None else interrupts
         try:
-            self._send(schema.Hello(peer, coordinator.endpoint.token, schema.PROTOCOL_VERSION))
-            self.workers: int = self._answer(schema.Welcome).workers
+            self._tell(schema.Hello(peer, coordinator.endpoint.token, schema.PROTOCOL_VERSION))
+            self.workers = self._answer(schema.Welcome).workers
+            coordinator.hear_of_start()
         except BaseException:
             self.close()
             raise
@@ -109,30 +123,63 @@ class Session:
             BaseException: Ctrl-C, or the exception of another signal handler or of ``messages``;
                 the graph has been cancelled, the workers keep running.
         """
-        submission = next(messages)
-        graph = submission.graph
-        self._run_task[graph] = run_task
-        self._handle(submission)
-        try:
-            with self.interrupts.deferred():
-                self._send(*self._releases(), submission)
-                failure = self._extend(graph, messages)
+        with self.interrupts.deferred():
+            graph, failure = self.submit(messages, run_task)
+            try:
                 while graph not in self._state.outcomes:
                     try:
-                        self._step()
+                        self.step()
                     except MpgradError:
                         raise
                     except BaseException as error:
                         self._stop(graph, error)
                         raise
-            if failure is not None:
-                raise failure
-            return self._state.outcomes.pop(graph)
-        finally:
-            del self._run_task[graph]
-            self._discard(graph)
-            if not self._run_task:
-                self.interrupts.forget()
+                if failure is not None:
+                    raise failure
+                return self._state.outcomes.pop(graph)
+            finally:
+                self.abandon(graph)
+
+    def submit(
+        self, messages: Iterator[ev.GraphSubmitted | ev.GraphExtended], run_task: RunTask
+    ) -> tuple[int, Exception | None]:
+        """Submit a graph, of which ``take_outcome`` gives the end after enough steps.
+
+        Returns:
+            Its number, and the error of ``messages``, for which it has been cancelled.
+        """
+        submission = next(messages)
+        graph = submission.graph
+        self._run_task[graph] = run_task
+        try:
+            self._handle(submission)
+            self._send(*self._releases(), submission)
+            return graph, self._extend(graph, messages)
+        except BaseException:
+            self.abandon(graph)
+            raise
+
+    def take_outcome(self, graph: int) -> Outcome | None:
+        """The end of a graph that was submitted; None if it has not come yet."""
+        outcome = self._state.outcomes.pop(graph, None)
+        if outcome is not None:
+            self.abandon(graph)
+        return outcome
+
+    def abandon(self, graph: int) -> None:
+        """Nobody waits for the graph any more."""
+        del self._run_task[graph]
+        self._discard(graph)
+        if not self._run_task:
+            self.interrupts.forget()
+
+    def watch(self, descriptor: int) -> None:
+        """Let a step end when ``descriptor`` is readable."""
+        self._dealer.watch(descriptor)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Undo ``watch``."""
+        self._dealer.unwatch(descriptor)
 
     def _stop(self, graph: int, cause: BaseException) -> None:
         """Cancel ``graph`` after a signal, and wait for its end for a limited time."""
@@ -140,7 +187,7 @@ class Session:
         try:
             self._send(*self._handle(ev.GraphCancelled(self.peer, graph, grace_ms)))
             while graph not in self._state.outcomes and self.interrupts.patience_ms:
-                self._step()
+                self.step()
         except (KeyboardInterrupt, CoordinatorLost):
             pass  # a second Ctrl-C; or there is nothing to wait for
         if graph not in self._state.outcomes:
@@ -165,13 +212,17 @@ class Session:
     def _require_welcome(self) -> None:
         """Raise EngineClosed if the coordinator has refused this session."""
         if self._refusal is not None:
-            raise EngineClosed(
+            reason, _, stack = self._refusal.partition("\n")
+            error = EngineClosed(
                 f"the coordinator process (pid {self.coordinator.pid}) refused session "
-                f"{self.peer}: {self._refusal}. No .grad was changed. `mpgrad doctor` tells what "
+                f"{self.peer}: {reason}. No .grad was changed. `mpgrad doctor` tells what "
                 'this machine offers; Engine(mode="local") needs no other processes.'
             )
+            if stack:
+                error.add_note(stack)
+            raise error
 
-    def _step(self) -> None:
+    def step(self) -> None:
         """Wait for a message and handle it."""
         self._require_welcome()  # it is sent once, perhaps to a backward inside this one
         patience_ms = self.interrupts.patience_ms
@@ -180,7 +231,8 @@ class Session:
         ended = len(self._state.outcomes)
         frames = self._dealer.receive()
         if patience_ms is None:
-            self._watchdog.note_wait(has_come=bool(frames or readable))
+            has_come = bool(frames or readable)
+            self._watchdog.note_wait(has_come=has_come, waits="" if has_come else self._waits())
         replies: list[Any] = []
         try:
             messages = [decode(frame, schema.TO_CLIENT) for frame in frames]
@@ -189,18 +241,34 @@ class Session:
                 replies += self._receive(message)
         except ProtocolError as error:
             raise self.distrust(error) from error
-        self._send(*replies)
+        if replies:
+            self._tell(*replies)
         # Results that it sent before its death count.
         if self._pidfd in readable and len(self._state.outcomes) == ended:
-            if self.coordinator.is_closed:
-                raise EngineClosed(
-                    "the engine was closed while a backward was running; no .grad was changed. "
-                    "Make a new Engine, or close it later."
-                )
-            raise CoordinatorLost(
-                f"{self.coordinator.cause_of_death()} while a backward was running; no .grad was "
-                f"changed. The next backward starts a new one.{self.coordinator.last_words()}"
+            raise self._loss()
+
+    def _waits(self) -> str:
+        """What waits for the coordinator now."""
+        if self._run_task:
+            return "a backward"
+        return "a question to the engine" if self.workers else "the start of the engine"
+
+    def _loss(self) -> MpgradError:
+        """Why the coordinator has gone."""
+        while_ = (
+            "while a backward was running; no .grad was changed."
+            if self._run_task
+            else f"while {self._waits()} waited for it."
+        )
+        if self.coordinator.is_closed:
+            return EngineClosed(
+                f"the engine was closed {while_} Make a new Engine, or close it later."
             )
+        if not self.coordinator.hear_of_start():
+            return self.coordinator.failed_start()
+        return CoordinatorLost(
+            f"{self.coordinator.cause_of_death()} {while_} The next backward starts a new one."
+        )
 
     def distrust(self, error: ProtocolError) -> ProtocolError:
         """Kill a coordinator that breaks the protocol; return the error for the caller."""
@@ -248,22 +316,30 @@ class Session:
             ) from error
 
     def _show(self, output: do.ForwardOutput) -> None:
-        """Show what a worker printed or logged; keep warnings, which user filters may raise."""
-        if output.kind in (WARNING, RUN, FAILED, CHANGED):
-            self._kept.setdefault(output.graph, []).append(output)
-        else:
+        """Show what a worker printed or logged; keep it, too, as the graph may run again.
+
+        Warnings are only kept: filters of the user may raise them.
+        """
+        if output.kind not in (WARNING, RUN, CHANGED):
             show_output(output.kind, output.data)
+            self._shown_bytes += len(output.data)
+            if self._shown_bytes > SHOWN_BYTES_MAX:
+                return
+        self._kept.setdefault(output.graph, []).append(output)
 
     def kept_of(self, graph: int) -> list[do.ForwardOutput]:
-        """Remove and return the kept output of ``graph``, after its end: warnings, and reports on
-        its Functions."""
-        return self._kept.pop(graph, [])
+        """Remove and return the output of ``graph``, after its end: what was shown, warnings, and
+        reports on its Functions."""
+        kept = self._kept.pop(graph, [])
+        if not self._kept:
+            self._shown_bytes = 0
+        return kept
 
     # ------------------------------------------------------------------ everything else
 
     def processes(self) -> schema.Processes:
         """The processes of this engine, and the figures of its arena."""
-        self._send(*self._releases(), schema.QueryProcesses(self.peer))
+        self._tell(*self._releases(), schema.QueryProcesses(self.peer))
         answer: schema.Processes = self._answer(schema.Processes)
         return answer
 
@@ -278,17 +354,19 @@ class Session:
 
     def send_releases(self) -> None:
         """Tell the coordinator which blocks have no view in this process any more."""
-        self._send(*self._releases())
+        self._tell(*self._releases())
 
-    def _releases(self) -> list[ev.BlocksReleased]:
-        blocks = []
-        while self.to_release:
-            blocks.append(self.to_release.popleft())
-        return [ev.BlocksReleased(self.peer, tuple(blocks))] if blocks else []
+    def _releases(self) -> list[ev.BlocksReleased | ev.BranchesReleased]:
+        releases: list[ev.BlocksReleased | ev.BranchesReleased] = []
+        if self.to_release:
+            releases.append(ev.BlocksReleased(self.peer, _emptied(self.to_release)))
+        if self._ended_branches:
+            releases.append(ev.BranchesReleased(self.peer, _emptied(self._ended_branches)))
+        return releases
 
     def stop_engine(self) -> None:
         """Ask the coordinator to end."""
-        self._send(schema.StopEngine(self.peer))
+        self._tell(schema.StopEngine(self.peer))
 
     def close(self) -> None:
         self._dealer.close()
@@ -300,62 +378,25 @@ class Session:
             for index, message in enumerate(self._answers):
                 if isinstance(message, kind):
                     return self._answers.pop(index)
-            self._step()
+            self.step()
+
+    def _tell(self, *messages: Any) -> None:
+        """``_send``, where signals are not deferred already."""
+        with self.interrupts.deferred():
+            self._send(*messages)
 
     def _send(self, *messages: Any) -> None:
         if messages:
-            frames = [encode(message) for message in messages]
-            with self.interrupts.deferred():
-                self._dealer.send(frames)
+            self._dealer.send([encode(message) for message in messages])
+
+
+def _emptied(queue: deque[T]) -> tuple[T, ...]:
+    """All that is in ``queue``, to which other threads may append meanwhile."""
+    found = []
+    while queue:
+        found.append(queue.popleft())
+    return tuple(found)
 
 
 def _is_task(message: object) -> bool:
     return isinstance(message, do.DispatchNodeTask)
-
-
-# ---------------------------------------------------------------------- a stopped coordinator
-
-#: The longest wait in milliseconds.
-WAIT_MS = 1000
-#: The number of waits after which a stopped coordinator is reported, and killed.
-NOTICE_AFTER, KILL_AFTER = 3, 30
-
-
-class CoordinatorWatchdog:
-    """Whether the coordinator that a session waits for is stopped (SIGSTOP).
-
-    A dead coordinator is noticed by its pidfd, and it runs no user code that could keep it busy. A
-    stopped coordinator is not dead, and a session would wait for it forever. So a session that has
-    heard nothing for a while checks, prints a warning, and kills the coordinator after a longer
-    time; the rest follows as after any death. Time is counted in waits without an event and not
-    read from the clock: the time for which this process itself was stopped (Ctrl-Z, a suspended
-    machine) does not count.
-    """
-
-    def __init__(self, coordinator: CoordinatorProcess) -> None:
-        self._coordinator = coordinator
-        #: Waits in a row without an event, after each of which it was found stopped.
-        self._stopped = 0
-
-    def note_wait(self, *, has_come: bool) -> None:
-        """Record a wait; if something ``has_come``, the coordinator is running.
-
-        A coordinator that has been stopped for too long is killed here; the next wait sees it die.
-        """
-        if has_come or not self._coordinator.is_stopped():
-            self._stopped = 0
-            return
-        self._stopped += 1
-        seconds = self._stopped * WAIT_MS / 1000
-        if self._stopped == NOTICE_AFTER:
-            self._say(seconds)
-        elif self._stopped >= KILL_AFTER:
-            self._coordinator.kill(f"was stopped (SIGSTOP) for {seconds:g} s and killed")
-
-    def _say(self, seconds: float) -> None:
-        pid, left_s = self._coordinator.pid, (KILL_AFTER - NOTICE_AFTER) * WAIT_MS / 1000
-        say(
-            f"the coordinator process (pid {pid}) has been stopped (SIGSTOP) for {seconds:g} s, "
-            f"and a backward waits for it. `kill -CONT {pid}` lets it go on; in {left_s:g} s it is "
-            "killed."
-        )

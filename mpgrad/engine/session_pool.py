@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -17,6 +18,7 @@ import numpy as np
 
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.handles import Block
+from mpgrad.calls.initializing import Initializer
 from mpgrad.engine.blas import let_idle_threads_sleep
 from mpgrad.engine.kernel_limits import FOR_SESSION, require_descriptors, require_same_user
 from mpgrad.engine.processes import CoordinatorProcess
@@ -24,6 +26,7 @@ from mpgrad.engine.session import Session
 from mpgrad.errors import CoordinatorLost, EngineClosed
 from mpgrad.graph.node import InputMetadata
 from mpgrad.scheduler.tuning import measured_message_us
+from mpgrad.tensors.storage import note_workers
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -40,14 +43,21 @@ class SessionPool:
         spawn: starts a coordinator.
         on_start: is called with the cost of a message after processes have started.
 
+        initializer: of the engine.
+
     Attributes:
         refused_frames: the number of refused messages from coordinators.
+        is_closed: the engine was closed.
     """
 
     def __init__(
-        self, spawn: Callable[[], CoordinatorProcess], on_start: Callable[[float], None]
+        self,
+        spawn: Callable[[], CoordinatorProcess],
+        on_start: Callable[[float], None],
+        initializer: Initializer | None = None,
     ) -> None:
         self._spawn, self._on_start = spawn, on_start
+        self.initializer = initializer
         self._lock = threading.RLock()
         self._coordinator: CoordinatorProcess | None = None
         #: Whether the cost of a message to this coordinator has been measured.
@@ -58,7 +68,10 @@ class SessionPool:
         self._session_numbers = itertools.count(1)
         #: Engine blocks with a view in this process: (offset, generation) -> sessions that hold it.
         self._leased: dict[tuple[int, int], tuple[Session, Block]] = {}
+        #: The branches of workers that nobody will differentiate: slot, number; any thread appends.
+        self.ended_branches: deque[tuple[int, int]] = deque()
         self.refused_frames = 0
+        self.is_closed = False
 
     # ------------------------------------------------------------------ processes
 
@@ -103,6 +116,8 @@ class SessionPool:
             EngineClosed: the workers cannot be started; the message says why.
         """
         with self._lock:
+            if self.is_closed:
+                raise EngineClosed(_CLOSED)
             if self.is_running:
                 if spawned is not None:
                     spawned.discard()
@@ -111,6 +126,7 @@ class SessionPool:
             if spawned is None:
                 spawned = self._spawn()
             self._coordinator = spawned
+            note_workers(1)
             let_idle_threads_sleep()
             try:
                 session = self._open_session()
@@ -132,10 +148,14 @@ class SessionPool:
 
         A backward that another thread is waiting for raises EngineClosed there.
         """
+        self.is_closed = True
+        coordinator = self._coordinator
+        if coordinator is not None:
+            coordinator.is_closed = True
+            if coordinator is not self._started:
+                coordinator.kill()  # a thread that holds the lock may wait for its start
         with self._lock:
-            if self._coordinator is not None:
-                self._coordinator.is_closed = True
-                self._end()
+            self._end()
 
     def forget(self, coordinator: CoordinatorProcess | None) -> None:
         """End a coordinator that is of no use any more."""
@@ -149,6 +169,7 @@ class SessionPool:
             self._started = None
             if coordinator is None:
                 return
+            note_workers(-1)
             if by_force or not self._idle:
                 coordinator.kill()
             else:
@@ -161,6 +182,8 @@ class SessionPool:
 
     def abandon(self) -> None:
         """Drop everything without touching it: this is a forked child."""
+        if self._coordinator is not None:
+            note_workers(-1)
         self._coordinator = self._started = None
         self._idle.clear()
         self._leased.clear()
@@ -186,7 +209,6 @@ class SessionPool:
             self._collect_released()
             if not self._is_measured:
                 self._measure(session)
-        session.send_releases()
         if running is not None:
             running.session = (self, session)
         try:
@@ -207,7 +229,8 @@ class SessionPool:
         coordinator = self.coordinator
         require_descriptors(FOR_SESSION, "another thread that calls backward()")
         require_same_user(coordinator.user)
-        return Session(coordinator, f"c{os.getpid()}.{next(self._session_numbers)}")
+        peer = f"c{os.getpid()}.{next(self._session_numbers)}"
+        return Session(coordinator, peer, ended_branches=self.ended_branches)
 
     def _give_back(self, session: Session, coordinator: CoordinatorProcess | None) -> None:
         with self._lock:
@@ -227,17 +250,6 @@ class SessionPool:
         return arena.open(
             block, meta.shape, meta.dtype, writeable=True, is_written=True, track=True
         )
-
-    def return_blocks(self) -> None:
-        """Tell the coordinator which blocks have no view in this process any more.
-
-        This happens before a graph is frozen: the coordinator releases the gradients of the last
-        backward meanwhile, and gets the next one without delay.
-        """
-        coordinator = self._coordinator
-        if coordinator is not None and coordinator.arena.released:
-            with self._lock:
-                self._collect_released()
 
     def _collect_released(self) -> None:
         """Return blocks whose last view has died to the sessions that hold them."""

@@ -10,24 +10,39 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode, run_function_backward
 from mpgrad.autograd.running import engine_slot
 from mpgrad.base.device import CPU
 from mpgrad.engine.blas import blas_limit
-from mpgrad.errors import ResultsDiffer, add_note
+from mpgrad.errors import ResultsDiffer
+from mpgrad.scheduler.instructions import ForwardOutput
 from mpgrad.shipping.attributes import pack_attributes
-from mpgrad.shipping.decision import ShippedCode, names_read
+from mpgrad.shipping.decision import ShippedCode, names_read, what_changed
 from mpgrad.shipping.loading import load_attributes
-from mpgrad.wire.output_record import Content, FunctionRun, content_of, decode_as
+from mpgrad.wire.output_record import (
+    LOG,
+    RUN,
+    STDERR,
+    STDOUT,
+    Content,
+    FunctionRun,
+    content_of,
+    decode_as,
+)
 
 #: With "sample", one of so many Functions is run again.
 SAMPLED_EVERY = 1000
+#: Each Function that takes so many microseconds is run again once in each of so many first
+#: backwards, too.
+CHEAP_US, FIRST_BACKWARDS = 2_000.0, 10
 #: Bytes of gradients from which on a Function is left out: they travel in a message.
 BYTES_MAX = 4 << 20
 #: Names that an error tells.
@@ -47,29 +62,49 @@ class SpotChecks:
     def __init__(self, check: str) -> None:
         self._check = check
         self._numbers = itertools.count(1)
+        #: How often each Function was chosen because it is new.
+        self._chosen: weakref.WeakKeyDictionary[type[Function], int] = weakref.WeakKeyDictionary()
         self.count = 0
 
-    def chooses(self, node: FunctionNode) -> bool:
-        """Whether the worker that runs ``node`` shall tell what it got and gave."""
+    def chooses(self, node: FunctionNode, cost_us: float, *, is_first: bool) -> bool:
+        """Whether the worker that runs ``node`` shall tell what it got and gave.
+
+        Args:
+            node: of a Function.
+            cost_us: what it takes, in microseconds.
+            is_first: it is the first one of its Function in its graph.
+        """
         if self._check == "off":
             return False
         if self._check == "sample":
             is_promised = node.function.run_on is not None
-            if is_promised or next(self._numbers) % SAMPLED_EVERY:
+            if is_promised:
+                return False
+            is_new = is_first and cost_us <= CHEAP_US and self._counts(node.function)
+            if next(self._numbers) % SAMPLED_EVERY and not is_new:
                 return False
         return can_travel(node)
 
+    def _counts(self, function: type[Function]) -> bool:
+        """Count a backward of ``function``; whether it is one of the first."""
+        before = self._chosen.get(function, 0)
+        self._chosen[function] = before + 1
+        return before < FIRST_BACKWARDS
+
     def compare(
         self,
-        runs: Sequence[bytes],
+        kept: Sequence[ForwardOutput],
         frozen: FrozenGraph,
         code: dict[int, ShippedCode],
         blas_threads: int,
     ) -> None:
         """Run again what workers told of.
 
+        With "sample" nothing runs again in a graph whose Functions have printed or logged: the
+        user would see that twice.
+
         Args:
-            runs: what they told.
+            kept: the output of workers in this graph.
             frozen: the graph, which has not released what it saved.
             code: of its Functions.
             blas_threads: as many as a worker has.
@@ -77,13 +112,19 @@ class SpotChecks:
         Raises:
             ResultsDiffer: one gives something else here.
         """
-        for data in runs:
-            ran = decode_as(data, FunctionRun)
+        if self._check == "sample" and any(output.kind in (STDOUT, STDERR, LOG) for output in kept):
+            return
+        for output in kept:
+            if output.kind != RUN:
+                continue
+            ran = decode_as(output.data, FunctionRun)
             node: Any = frozen.nodes[ran.node]
             if node.ctx._saved is None:
                 continue  # a hook behind it has run, and finds it released, as in `local`
-            self.count += 1
             held = code[ran.node].held
+            if what_changed(node.function, held):
+                continue  # user code behind it has changed what it reads, as it may
+            self.count += 1
             try:
                 results = _run_again(node, ran, held, blas_threads)
             except Exception as error:
@@ -99,36 +140,6 @@ def can_travel(node: FunctionNode) -> bool:
     flows = [meta for meta in (*node.input_metadata, *node.ctx._inputs) if meta is not None]
     nbytes = sum([math.prod(meta.shape) * meta.dtype.itemsize for meta in flows])
     return nbytes < BYTES_MAX and all(meta.device is CPU for meta in flows)
-
-
-def failed_again(
-    error: BaseException,
-    runs: Sequence[bytes],
-    at: int,
-    frozen: FrozenGraph,
-    code: dict[int, ShippedCode],
-    blas_threads: int,
-) -> BaseException:
-    """What a Function that failed on a worker raises here, where a debugger finds its frame.
-
-    Args:
-        error: what it raised there; returned if it does not fail here.
-        runs: what workers told of failed Functions.
-        at: the failed Node.
-        frozen, code, blas_threads: as in ``SpotChecks.compare``.
-    """
-    for data in runs:
-        ran = decode_as(data, FunctionRun)
-        if ran.node == at:
-            node: Any = frozen.nodes[at]
-            try:
-                _run_again(node, ran, code[at].held, blas_threads)
-            except Exception as again:
-                for note in getattr(error, "__notes__", ()):
-                    add_note(again, note)
-                return again
-            add_note(error, "it did not fail when it was run again in this process")
-    return error
 
 
 def _run_again(

@@ -1,1 +1,1 @@
-"""The command line: ``mpgrad run``, ``mpgrad replay``, ``mpgrad doctor``."""
+"""The command line: ``mpgrad run``, ``mpgrad top``, ``mpgrad doctor``."""

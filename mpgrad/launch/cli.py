@@ -1,4 +1,4 @@
-"""The command ``mpgrad``: reads its arguments and hands over to ``run``, ``replay``, ``doctor``."""
+"""The command ``mpgrad``: reads its arguments and hands over to ``run``, ``top``, ``doctor``."""
 
 from __future__ import annotations
 
@@ -62,8 +62,7 @@ def command_line() -> argparse.ArgumentParser:
     run.add_argument(
         "--log-dir",
         metavar="DIR",
-        help="write there: the table of workers, journals, and of several processes what each one "
-        "prints",
+        help="write there: the table of workers, and of several processes what each one prints",
     )
     run.add_argument(
         "--profile",
@@ -98,15 +97,6 @@ def command_line() -> argparse.ArgumentParser:
 
 def _add_questions(commands: Any) -> None:
     """The commands that run no script: what happened, what happens, what could."""
-    replay = commands.add_parser(
-        "replay", help="run the journal of a process again, and compare what its core decided"
-    )
-    replay.add_argument("file", help="a .journal file; the error message that led here names it")
-    replay.add_argument(
-        "--last", type=int, default=20, metavar="N", help="events to print (default: 20; 0: none)"
-    )
-    replay.set_defaults(perform=_replay)
-
     top = commands.add_parser("top", help="show what the engines of this user do")
     top.add_argument("--once", action="store_true", help="look once, and end")
     top.add_argument("--json", action="store_true", help="a JSON document for each look")
@@ -158,12 +148,6 @@ def _run_compat(options: argparse.Namespace) -> int:
     from mpgrad.launch import script
 
     return script.launch_for_torch(options.script, options.arguments)
-
-
-def _replay(options: argparse.Namespace) -> int:
-    from mpgrad.launch import replay_command as replay
-
-    return replay.main(options.file, options.last)
 
 
 def _run(options: argparse.Namespace) -> int:

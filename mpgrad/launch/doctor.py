@@ -13,7 +13,6 @@ import os
 import platform
 import resource
 import shutil
-import signal
 import sys
 import textwrap
 import time
@@ -24,6 +23,7 @@ from typing import Literal
 
 from mpgrad import __version__
 from mpgrad.base import config, machine
+from mpgrad.base.standard_streams import write
 
 Verdict = Literal["ok", "note", "fail"]
 
@@ -93,9 +93,9 @@ def _show(finding: Finding) -> None:
     """Print one line, folded to the terminal's width under its detail."""
     width = shutil.get_terminal_size().columns - _DETAIL_AT
     first, *others = textwrap.wrap(finding.detail, max(width, _DETAIL_AT)) or [""]
-    print(f"{_coloured(finding.verdict, f'{finding.verdict:<4}')}  {finding.subject:<16}  {first}")
-    for line in others:
-        print(" " * _DETAIL_AT + line)
+    head = f"{_coloured(finding.verdict, f'{finding.verdict:<4}')}  {finding.subject:<16}  {first}"
+    for line in (head, *(" " * _DETAIL_AT + line for line in others)):
+        write(sys.stdout, f"{line}\n")  # paths need not be UTF-8
 
 
 def _coloured(verdict: Verdict, text: str) -> str:
@@ -169,7 +169,7 @@ def _cpus() -> tuple[Verdict, str]:
     quota = machine.cpu_quota()
     usable = machine.available_cpus()
     detail = (
-        f"{os.cpu_count()} in the machine, {len(os.sched_getaffinity(0))} by affinity, "
+        f"{os.cpu_count()} in the machine, {len(machine.processors())} by affinity, "
         f"{'no' if quota is None else f'{quota:g} by'} cgroup quota: "
         f"{config.cpu_workers() or usable} workers by default"
     )
@@ -197,8 +197,7 @@ def _topology() -> tuple[Verdict, str]:
 
 
 def _memory() -> tuple[Verdict, str]:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = machine.memory_limit()
+    total, limit = machine.installed_memory(), machine.memory_limit()
     by_cgroup = "no cgroup limit" if limit is None else f"{limit / _GIB:.1f} GiB by cgroup"
     return "ok", f"{total / _GIB:.1f} GiB, {by_cgroup}"
 
@@ -212,7 +211,7 @@ def _dev_shm() -> tuple[Verdict, str]:
 
 
 def _descriptors() -> tuple[Verdict, str]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = machine.resource_limits(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _DESCRIPTORS_WANTED:
         return "note", f"{soft} (hard limit {hard}); for many workers: ulimit -n 4096"
     return "ok", f"{'unlimited' if soft == resource.RLIM_INFINITY else soft} per process"
@@ -244,25 +243,11 @@ def _is_installed(distribution: str) -> bool:
 # --------------------------------------------------------------------- what worker processes need
 
 
-def _memfd() -> tuple[Verdict, str]:
-    import fcntl
+def _system_calls() -> tuple[Verdict, str]:
+    from mpgrad.engine.kernel_calls import require_calls
 
-    descriptor = os.memfd_create("mpgrad-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(descriptor, 1 << 20)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    finally:
-        os.close(descriptor)
-    return "ok", "memfd, sealed"
-
-
-def _pidfd() -> tuple[Verdict, str]:
-    descriptor = os.pidfd_open(os.getpid())
-    try:
-        signal.pidfd_send_signal(descriptor, 0)
-    finally:
-        os.close(descriptor)
-    return "ok", "pidfd"
+    require_calls()
+    return "ok", "those for shared memory, messages and processes are allowed"
 
 
 def _local_sockets() -> tuple[Verdict, str]:
@@ -270,6 +255,7 @@ def _local_sockets() -> tuple[Verdict, str]:
     from mpgrad.wire.endpoint import Endpoint
     from mpgrad.wire.transport import CLIENT
 
+    _system_calls()  # libzmq would abort this process
     endpoint = Endpoint.create()
     with (
         contextlib.closing(endpoint.router()) as router,
@@ -345,8 +331,7 @@ _CHECKS: dict[str, Callable[[], tuple[Verdict, str]]] = {
     "/dev/shm": _dev_shm,
     "open files": _descriptors,
     "GPUs": _gpus,
-    "shared memory": _memfd,
-    "process watching": _pidfd,
+    "system calls": _system_calls,
     "messages": _local_sockets,
     "a worker": _workers,
     "two cores": _two_cores,

@@ -39,13 +39,14 @@ class ProcessUse(NamedTuple):
 
 
 class WorkerUse(NamedTuple):
-    """A worker, its GPU (-1: none), the tasks that it holds, and which one it runs: graph, task,
-    attempt; None: nothing."""
+    """A worker, its GPU (-1: none), the tasks that it holds, which one it runs (graph, task,
+    attempt; None: nothing), and its branches: their number and their bytes."""
 
     process: ProcessUse
     device: int
     held: int
     running: tuple[int, int, int] | None
+    branches: tuple[int, int] = (0, 0)
 
 
 class GpuUse(NamedTuple):
@@ -93,8 +94,8 @@ def _engine(coordinator: int) -> EngineUse:
     figures = figures_in(board)
     client = int(_stat(coordinator)[1])
     workers = tuple(
-        WorkerUse(_use(worker.pid), worker.device, worker.held, running)
-        for worker, running in workers_in(board)
+        WorkerUse(_use(worker.pid), worker.device, worker.held, running, branches)
+        for worker, running, branches in workers_in(board)
         if _lives(worker.pid)
     )
     program, queues = " ".join(_command(client)), tuple(queues_in(board))

@@ -8,6 +8,8 @@ import socket
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from mpgrad.base.unnamed_file import unnamed_file
+
 
 class Others(NamedTuple):
     """The first hosts of a job, on one of which is rank 0, and what its ranks know of the group."""
@@ -35,7 +37,7 @@ def reserved_port(address: str) -> Iterator[int]:
 @contextlib.contextmanager
 def key_file(key: bytes) -> Iterator[int]:
     """A descriptor of memory with a key: it has no name, and ends with its last process."""
-    descriptor = os.memfd_create("mpgrad-group-key", os.MFD_CLOEXEC)
+    descriptor = unnamed_file("mpgrad-group-key")
     try:
         os.write(descriptor, key)
         yield descriptor

@@ -6,11 +6,11 @@ Each measurement takes the best of a few, so that one interruption does not deci
 from __future__ import annotations
 
 import subprocess
-import sys
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import mpgrad as mg
+from mpgrad.base import interpreter
 
 #: Rounds of each measurement.
 ROUNDS = 3
@@ -48,7 +48,7 @@ def two_cores() -> Cores:
     """Run the same loop in one process, and in two at once."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-S", "-c", _LOOP],
+            [interpreter.python(), "-S", "-c", _LOOP],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

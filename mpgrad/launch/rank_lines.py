@@ -62,4 +62,4 @@ def write(sink: IO[str], data: bytes) -> None:
 
 
 def say(text: str) -> None:
-    write(sys.stderr, f"mpgrad run: {text}\n".encode())
+    write(sys.stderr, f"mpgrad run: {text}\n".encode(errors="backslashreplace"))

@@ -25,6 +25,7 @@ from mpgrad.errors import HostLost, RendezvousTimeout
 from mpgrad.launch.group_setup import key_file, reserved_port
 from mpgrad.launch.rank_lines import RankLines, say
 from mpgrad.launch.script import MISUSED, prepare_log_dir, refusal, why_unreadable
+from mpgrad.launch.start_program import start_program
 from mpgrad.wire.hosts import Assignment
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def launch_ranks(
         gpus: that each rank's engine may use.
         pin: what workers are bound to. Unless it is "none", each rank is bound to its share of the
             host's cores.
-        log_dir: the directory for journals, and for what each rank prints.
+        log_dir: the directory for what each rank prints.
 
     Returns:
         0, or the exit code of the first rank that failed: 128 + n for one that signal n ended.
@@ -255,12 +256,10 @@ class _Launcher:
         number, key = int(environment["RANK"]), self._key
         # A process of another group than the terminal's may not read from that.
         reads = number == 0 and sys.stdin is not None and not os.isatty(0)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mpgrad.launch.rank_process", str(os.getpid()), *self._command],
-            env=environment,
+        process = start_program(
+            self._command,
+            environment,
             stdin=None if reads else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             pass_fds=() if key is None else (key,),
             process_group=0,
         )

@@ -11,13 +11,13 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
 from mpgrad.launch.group_setup import key_file, reserved_port
 from mpgrad.launch.rank_lines import LINE_BYTES_MAX
+from mpgrad.launch.start_program import start_program
 
 #: What an actor has of Ray, and its child must not have.
 _OF_RAY = ("RAY_", "OMP_NUM_THREADS")
@@ -53,8 +53,7 @@ class RayAgent:
         descriptor = self._stack.enter_context(key_file(key))
         path = f"/proc/{os.getpid()}/fd/{descriptor}"
         environment |= {**variables, "MPGRAD_GROUP_KEY_FILE": path}
-        command = [sys.executable, "-m", "mpgrad.launch.rank_process", str(os.getpid())]
-        command += ["-m", "mpgrad", "run", *arguments]
+        command = ["-m", "mpgrad", "run", *arguments]
         started: queue.SimpleQueue[str] = queue.SimpleQueue()
         # The kernel ends a child with the thread that has started it: this one lives as long.
         run = lambda: self._run(command, environment, directory, started)  # noqa: E731
@@ -70,16 +69,12 @@ class RayAgent:
     ) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the child inherits it
         try:
-            process = subprocess.Popen(
-                command,
-                cwd=directory,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
+            process = start_program(command, environment, stdin=subprocess.DEVNULL, cwd=directory)
         except OSError as error:
             started.put(f"{error.filename}: {error.strerror}")
+            return
+        except RuntimeError as error:
+            started.put(str(error))
             return
         self._process = process
         started.put("")

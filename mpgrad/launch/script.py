@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any
 
 import mpgrad
-from mpgrad.base import config
 from mpgrad.compat.stand_in import install
 from mpgrad.errors import RendezvousTimeout
 from mpgrad.launch.workers_table import table_of_workers
@@ -47,9 +46,8 @@ def launch(
         gpus: which GPUs; None leaves it to the engine.
         pin: what workers are bound to; None leaves it to the engine.
         profile: the file for a page about what ran; None: none.
-        log_dir: the directory for journals and the table of workers.
-        debugger: whether pdb starts where an exception that nobody catches was raised, also where
-            that was in a Function on a worker, which is run again here.
+        log_dir: the directory for the table of workers.
+        debugger: whether pdb starts where an exception that nobody catches was raised.
 
     Returns:
         The exit code that ``python script.py`` would have had.
@@ -59,8 +57,6 @@ def launch(
         return refusal(refused)
     arguments_of_engine = {"cpu_workers": cpu_workers, "gpus": gpus, "pin": pin}
     chosen: dict[str, Any] = {k: v for k, v in arguments_of_engine.items() if v is not None}
-    if debugger:
-        os.environ[config.POST_MORTEM.name] = "1"
     with contextlib.ExitStack() as stack:
         started = time.perf_counter()
         try:
@@ -182,14 +178,13 @@ def _file_of(module: str) -> str | None:
 
 
 def prepare_log_dir(path: str | None) -> str | None:
-    """Make the directory, and have journals written to it; why not, if it cannot be."""
+    """Make the directory; why not, if it cannot be."""
     if path is None:
         return None
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         return f"cannot make the directory {path!r}: {error.strerror}"
-    os.environ["MPGRAD_JOURNAL_DIR"] = os.path.abspath(path)
     return None
 
 

@@ -40,16 +40,18 @@ def main(*, once: bool, as_json: bool) -> int:
             before, look = look, _Look()
     try:
         from rich.live import Live
+        from rich.text import Text
     except ImportError:
         words = "the live view needs rich: pip install 'mpgrad[top]'; --once needs nothing"
         print(f"mpgrad top: {words}", file=sys.stderr)
         return 2
     try:
-        with Live(look.text(before), auto_refresh=False) as live:
+        # Text: the brackets of a path are no markup.
+        with Live(Text(look.text(before)), auto_refresh=False) as live:
             while True:
                 time.sleep(INTERVAL_S)
                 before, look = look, _Look()
-                live.update(look.text(before), refresh=True)
+                live.update(Text(look.text(before)), refresh=True)
     except KeyboardInterrupt:
         return 0
 
@@ -87,6 +89,8 @@ class _Look:
                     **process(worker.process),
                     "device": _device(worker.device),
                     "held": worker.held,
+                    "branches": worker.branches[0],
+                    "branch_bytes": worker.branches[1],
                     "running": None
                     if worker.running is None
                     else dict(zip(("graph", "task", "attempt"), worker.running, strict=True)),
@@ -124,7 +128,7 @@ class _Look:
             for queue in engine.queues
         )
         lines = [
-            f"engine of {engine.client.pid}: {engine.program[:90]}",
+            f"engine of {engine.client.pid}: {_printable(engine.program)[:90]}",
             f"  {figures.graphs} {'backward pass' if figures.graphs == 1 else 'backward passes'}, "
             f"tasks: {figures.ready} ready, {figures.dispatched} with a process, "
             f"{figures.remaining} not done; "
@@ -136,7 +140,10 @@ class _Look:
         ]
         for slot, worker in enumerate(engine.workers):
             more = _device(worker.device), worker.held, _words(worker.running)
-            lines.append(self._row(f"worker {slot}", worker.process, before, *more))
+            row = self._row(f"worker {slot}", worker.process, before, *more)
+            count, nbytes = worker.branches
+            held = f"; {count} branches of {nbytes / _MIB:.1f} MiB" if count else ""
+            lines.append(f"{row}{held}")
         return lines
 
     def _row(self, name: str, process: ProcessUse, before: _Look, *more: object) -> str:
@@ -154,6 +161,11 @@ def _words(running: tuple[int, int, int] | None) -> str:
         return "-"
     graph, task, attempt = running
     return f"task {task} of graph {graph}" + (f", attempt {attempt}" if attempt > 1 else "")
+
+
+def _printable(text: str) -> str:
+    """``text`` with escapes in place of what would move the cursor or change colours."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _device(number: int) -> str:

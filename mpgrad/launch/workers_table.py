@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import mpgrad
+from mpgrad.base import machine
 from mpgrad.base.topology import cores
 
 _GIB = 2**30
@@ -27,7 +26,7 @@ def table_of_workers(engine: mpgrad.Engine, took_s: float, *, asks_for_gpus: boo
     ]
     for slot, pid in enumerate(pids):
         try:
-            cpus = sorted(os.sched_getaffinity(pid))
+            cpus = sorted(machine.processors(pid))
         except ProcessLookupError:  # it has died meanwhile, and gets a successor
             cpus = []
         nodes = sorted({node_of.get(cpu, 0) for cpu in cpus})

@@ -111,7 +111,7 @@ from mpgrad.nn.pairing_layers import (
     Softmax2d,
     Unfold,
 )
-from mpgrad.nn.parallel import DataParallel
+from mpgrad.nn.parallel import DataParallel, Parallel
 from mpgrad.nn.parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
 from mpgrad.nn.parameter_containers import ParameterDict, ParameterList
 from mpgrad.nn.pooling_kind_layers import (
@@ -177,6 +177,7 @@ __all__ = [
     "utils",
     "DataParallel",
     "Module",
+    "Parallel",
     "Parameter",
     "Sequential",
     "ModuleList",

@@ -122,10 +122,11 @@ class BatchNorm(ChannelNorm):
         """
         self._check(input)
         momentum = self._count_batch() if self.training else 0.0
+        known = self.track_running_stats or not self.training
         return F.batch_norm(
             input,
-            self.running_mean,
-            self.running_var,
+            self.running_mean if known else None,
+            self.running_var if known else None,
             self.weight,
             self.bias,
             self.training or self.running_mean is None,
@@ -135,7 +136,7 @@ class BatchNorm(ChannelNorm):
 
     def _count_batch(self) -> float:
         """Count this batch; its weight in the running statistics."""
-        if self.num_batches_tracked is None:
+        if self.num_batches_tracked is None or not self.track_running_stats:
             return 0.0
         self.num_batches_tracked.add_(1)
         if self.momentum is not None:

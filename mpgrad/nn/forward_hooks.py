@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mpgrad.base.accidental_ends import accidental_end
+
 
 class BeforeForward:
     """A hook that may change the arguments."""
@@ -15,12 +17,12 @@ class BeforeForward:
     def __call__(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        named = (kwargs,) if self.with_kwargs else ()
+        returned = _returned(self.hook, module, args, *named)
         if not self.with_kwargs:
-            returned = self.hook(module, args)
             if returned is None:
                 return args, kwargs
             return (returned if isinstance(returned, tuple) else (returned,)), kwargs
-        returned = self.hook(module, args, kwargs)
         if returned is None:
             return args, kwargs
         if not isinstance(returned, tuple) or len(returned) != 2:
@@ -41,5 +43,12 @@ class AfterForward:
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> Any:
         named = (kwargs,) if self.with_kwargs else ()
-        returned = self.hook(module, args, *named, result)
+        returned = _returned(self.hook, module, args, *named, result)
         return result if returned is None else returned
+
+
+def _returned(hook: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return hook(*args)
+    except StopIteration as error:
+        raise accidental_end("A forward hook") from error

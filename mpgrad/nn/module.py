@@ -67,6 +67,8 @@ class Module(HasHooks, HasStateDict):
             if other is not table:
                 other.pop(name, None)
         table[name] = value
+        if table is not self._buffers:
+            self._non_persistent.discard(name)
         if isinstance(value, Buffer):
             (self._non_persistent.discard if value.persistent else self._non_persistent.add)(name)
 
@@ -113,24 +115,53 @@ class Module(HasHooks, HasStateDict):
         return sorted({*super().__dir__(), *(name for table in self._tables() for name in table)})
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
-        """Add a Parameter; None reserves the name (as for ``bias=False``)."""
+        """Add a Parameter; None reserves the name (as for ``bias=False``).
+
+        Raises:
+            TypeError: ``param`` is neither a Parameter nor None.
+            KeyError: as ``add_module``.
+        """
+        if not isinstance(param, Parameter) and param is not None:
+            raise TypeError(
+                f"cannot assign {type(param).__name__!r} object to parameter {name!r} "
+                "(Parameter or None required)"
+            )
         self._check_name(name, self._parameters)
         self._parameters[name] = param
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Add a Tensor that is state but not trained; ``state_dict`` holds persistent ones."""
+        """Add a Tensor that is state but not trained; ``state_dict`` holds persistent ones.
+
+        Raises:
+            TypeError: ``tensor`` is neither a Tensor nor None.
+            KeyError: as ``add_module``.
+        """
+        if not isinstance(tensor, Tensor) and tensor is not None:
+            raise TypeError(
+                f"cannot assign {type(tensor).__name__!r} object to buffer {name!r} "
+                "(Tensor or None required)"
+            )
         self._check_name(name, self._buffers)
         self._buffers[name] = tensor
         (self._non_persistent.discard if persistent else self._non_persistent.add)(name)
 
     def add_module(self, name: str, module: Module | None) -> None:
-        """Add a child."""
+        """Add a child.
+
+        Raises:
+            TypeError: ``module`` is neither a Module nor None.
+            KeyError: ``name`` is taken, is empty, or has a point.
+        """
+        if not isinstance(module, Module) and module is not None:
+            raise TypeError(f"{type(module).__name__} is not a Module subclass")
         self._check_name(name, self._modules)
         self._modules[name] = module
 
     register_module = add_module
 
     def _check_name(self, name: str, table: dict[str, Any]) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"a name in a Module should be a string, not {type(name).__name__}")
         if "." in name or not name:
             raise KeyError(f'a name in a Module can\'t contain "." or be empty, got {name!r}')
         if name not in table and hasattr(self, name):
@@ -267,7 +298,13 @@ class Module(HasHooks, HasStateDict):
     # ------------------------------------------------------------------ modes and gradients
 
     def train(self: Self, mode: bool = True) -> Self:
-        """Set ``training``, which dropout and batch normalisation look at, everywhere."""
+        """Set ``training``, which dropout and batch normalisation look at, everywhere.
+
+        Raises:
+            ValueError: ``mode`` is no bool.
+        """
+        if not isinstance(mode, bool):
+            raise ValueError("training mode is expected to be boolean")
         for module in self.modules():
             module.training = mode
         return self

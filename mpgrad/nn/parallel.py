@@ -1,4 +1,4 @@
-"""Batches over several devices: ``scatter`` and ``gather``, each one Node in the graph.
+"""Modules side by side, batches in parts: ``Parallel``, ``DataParallel``, ``scatter``, ``gather``.
 
 ``DistributedDataParallel``, one model on several hosts, has its name here, too.
 """
@@ -9,15 +9,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpgrad.base.device import Device
+from mpgrad.base.device import CPU, Device
 from mpgrad.base.lazy import attach
 from mpgrad.devices.device_arrays import usable
 from mpgrad.nn.module import Module
 from mpgrad.ops import device_moves
 from mpgrad.ops.shape import unsqueeze
+from mpgrad.parallel.maps import map_with_first_buffers, parallel_map
 from mpgrad.tensors.tensor import Tensor
 
-__all__ = ["DataParallel", "DistributedDataParallel", "gather", "scatter"]  # noqa: F822  (loaded on first use)
+__all__ = ["DataParallel", "DistributedDataParallel", "Parallel", "gather", "scatter"]  # noqa: F822  (loaded on first use)
 
 __getattr__, __dir__ = attach(
     __name__, {"DistributedDataParallel": "mpgrad.distributed.data_parallel"}
@@ -104,24 +105,65 @@ def _like(value: Any, parts: Sequence[Any]) -> Any:
     return make(*parts) if hasattr(value, "_fields") else make(parts)
 
 
-class DataParallel(Module):
-    """A Module under the name ``module``, which runs on the device where it lies.
+class Parallel(Module):
+    """Modules side by side, forward and backward: the list of their results.
 
-    PyTorch divides a batch between the GPUs of one process, and runs the Module itself where there
-    are none. ``DistributedDataParallel`` uses several processes.
+    Args:
+        modules: each gets the same arguments.
+    """
+
+    def __init__(self, *modules: Module) -> None:
+        super().__init__()
+        for number, module in enumerate(modules):
+            self.add_module(str(number), module)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> list[Any]:
+        """``[module(*inputs, **kwargs) for module in modules]``, see ``mpgrad.parallel_map``."""
+        return list(parallel_map(_call_module, list(self.children()), shared=(inputs, kwargs)))
+
+
+def _call_module(module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return module(*inputs, **kwargs)
+
+
+class DataParallel(Module):
+    """A Module, under the name ``module``, that gets each batch in parts, forward and backward in
+    workers.
+
+    The number of parts is fixed, so that the bits depend on no number of workers. Statistics over a
+    batch (BatchNorm) are those of each part, as they are of each GPU's part in PyTorch, and the
+    buffers keep what part 0 has left in them. ``DistributedDataParallel`` uses several processes of
+    yours.
 
     Args:
         module: the Module.
-        device_ids: without effect, as are ``output_device`` and ``dim``.
+        device_ids: PyTorch's GPUs; without effect, as is ``output_device``.
+        dim: the dimension along which batches are cut, and results joined.
+        parts: the number of parts; batches with fewer rows have as many.
+
+    Raises:
+        ValueError: ``parts`` is not positive.
     """
 
     def __init__(
-        self, module: Module, device_ids: Any = None, output_device: Any = None, dim: int = 0
+        self,
+        module: Module,
+        device_ids: Any = None,
+        output_device: Any = None,
+        dim: int = 0,
+        *,
+        parts: int = 8,
     ) -> None:
         super().__init__()
-        self.module, self.dim = module, dim
+        if parts < 1:
+            raise ValueError(f"parts must be at least 1, not {parts}")
+        self.module, self.dim, self.parts = module, dim, parts
         self.device_ids, self.output_device = device_ids, output_device
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """What ``module`` gives."""
-        return self.module(*inputs, **kwargs)
+        """What ``module`` gives for the parts of every tensor, joined (see ``gather``)."""
+        pieces = scatter((inputs, kwargs), [CPU] * self.parts, self.dim)
+        if not any(isinstance(one, Tensor) for one in (*inputs, *kwargs.values())):
+            return self.module(*inputs, **kwargs)
+        calls = [(self.module, *piece) for piece in pieces]
+        return gather(map_with_first_buffers(_call_module, calls), CPU, self.dim)

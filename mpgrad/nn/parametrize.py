@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any, NoReturn
 
+from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.thread_state import PerThread
 from mpgrad.graph.grad_modes import no_grad
 from mpgrad.nn.containers import ModuleDict, ModuleList
@@ -245,17 +246,23 @@ def register_parametrization(
     functions = ParametrizationList([parametrization], original, unsafe)
     delattr(module, tensor_name)
     if not is_parametrized(module):
-        kind = type(module)
-        members = {
-            "parametrized": kind,
-            "__deepcopy__": _deep_copy,
-            "__getstate__": _refuse_pickling,
-        }
-        module.__class__ = type(f"Parametrized{kind.__name__}", (kind,), members)
+        module.__class__ = _parametrized(type(module), ())
         module.parametrizations = ModuleDict()
     setattr(type(module), tensor_name, _property(tensor_name))
     module.parametrizations[tensor_name] = functions
     return module
+
+
+def _parametrized(kind: type[Module], names: Sequence[str]) -> type[Module]:
+    """A class for one Module, whose tensors of these names are computed."""
+    members = {
+        "parametrized": kind,
+        "__deepcopy__": _deep_copy,
+        "__getstate__": _refuse_pickling,
+        "_reduce_by_value": _reduce_by_value,
+        **{name: _property(name) for name in names},
+    }
+    return type(f"Parametrized{kind.__name__}", (kind,), members)
 
 
 def _property(name: str) -> property:
@@ -279,6 +286,16 @@ def _deep_copy(self: Module, memo: dict[int, Any]) -> Module:
     memo[id(self)] = made
     vars(made).update(deepcopy(vars(self), memo))
     return made
+
+
+def _reduce_by_value(self: Module) -> Any:
+    """How it travels to a worker."""
+    return _rebuilt, (type(self).parametrized, tuple(self.parametrizations)), vars(self)  # type: ignore
+
+
+def _rebuilt(kind: type[Module], names: Sequence[str]) -> Module:
+    made = _parametrized(kind, names)
+    return made.__new__(made)
 
 
 def _refuse_pickling(self: Module) -> NoReturn:

@@ -28,6 +28,9 @@ def length_along(weight: Tensor, dim: int) -> Tensor:
 class _WeightNorm:
     """The hook of ``weight_norm``: its weight has the length ``g`` and the direction ``v``."""
 
+    #: What it assigns is no state: it is computed anew whenever it is needed.
+    computes_before_forward = True
+
     def __init__(self, name: str, dim: int) -> None:
         self.name, self.dim = name, dim
 
@@ -42,6 +45,8 @@ class _WeightNorm:
 
 class _SpectralNorm:
     """The hook of ``spectral_norm``: its weight is divided by its largest singular value."""
+
+    computes_before_forward = True
 
     def __init__(self, name: str, iterations: int, dim: int, eps: float) -> None:
         self.name, self.iterations, self.dim, self.eps = name, iterations, dim, eps

@@ -20,7 +20,8 @@ from mpgrad.ops.promotion import (
     refuse_complex,
     require_numbers,
 )
-from mpgrad.ops.shape import clone, reshape
+from mpgrad.ops.shape import reshape
+from mpgrad.ops.transcendental import exp
 from mpgrad.ops.transcendental import relu as _relu
 from mpgrad.tensors.tensor import Tensor
 
@@ -108,7 +109,8 @@ def _along(scaled: Operator, input: Any, dim: Any, dtype: Any) -> Tensor:
     dim = one_dim(dim, array.ndim)
     if array.ndim == 0:
         return reshape(call(scaled, reshape(tensor, (1,)), dim=0), ())
-    return scaled.run(tensor, dim=dim) if array.size else clone(tensor)
+    # Of nothing, another function whose derivative has one: a maximum of nothing has none.
+    return scaled.run(tensor, dim=dim) if array.size else exp(tensor)
 
 
 def _elementwise(operator: Operator, input: Any, inplace: bool, **attributes: Any) -> Tensor:

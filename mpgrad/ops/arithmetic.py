@@ -288,8 +288,10 @@ def _power_grad_base(xp: Any, grad: Any, a: Any, b: Any, a_shape: Any) -> Any:
             return xp.zeros_beside(grad, grad.shape)
         slope = xp.multiply(_power(xp, a, b - 1), b) if b != 2 else xp.multiply(a, 2)
         return xp.sum_to(xp.multiply(grad, slope), a_shape)
-    slope = xp.multiply(b, xp.power(a, xp.subtract(b, 1)))
-    return xp.sum_to(xp.multiply(grad, xp.where(xp.equal(b, 0), 0.0, slope)), a_shape)
+    flat = xp.equal(b, 0)
+    # The power is of 1 where it is masked, so that its own derivative stays finite, too.
+    slope = xp.multiply(b, xp.power(a, xp.subtract(xp.where(flat, 1, b), 1)))
+    return xp.sum_to(xp.multiply(grad, xp.where(flat, 0.0, slope)), a_shape)
 
 
 def _power_grad_exponent(xp: Any, grad: Any, a: Any, b: Any, result: Any, b_shape: Any) -> Any:

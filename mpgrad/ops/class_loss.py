@@ -23,6 +23,7 @@ from mpgrad.ops.margin_loss import pairwise_distance
 from mpgrad.ops.reduction import logsumexp
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.shape import cat, reshape, squeeze, stack, unsqueeze
+from mpgrad.ops.transcendental import relu
 from mpgrad.tensors.tensor import Tensor
 
 #: In place of minus infinity, whose gradient is NaN: no sum of logarithms comes near it.
@@ -72,7 +73,7 @@ def multi_margin_loss(
             f"{list(weight.shape)}"
         )
     column = unsqueeze(classes, 1)
-    lacking = clamp_min(add(sub(scores, gather(scores, 1, column)), margin), 0)
+    lacking = relu(add(sub(scores, gather(scores, 1, column)), margin))
     others = np.ones(scores.shape, scores.dtype)
     np.put_along_axis(others, on_host(column._array), 0, 1)
     losses = mul(power(lacking, p) if p == 2 else lacking, beside(input, others))
@@ -120,7 +121,7 @@ def multilabel_margin_loss(
     rows, columns = np.nonzero(ends)
     is_label[rows, marks[rows, columns]] = True
     of_labels = take_along_axis(scores, beside(input, places), 1)
-    lacking = clamp_min(add(sub(unsqueeze(scores, 1), unsqueeze(of_labels, 2)), 1.0), 0)
+    lacking = relu(add(sub(unsqueeze(scores, 1), unsqueeze(of_labels, 2)), 1.0))
     counts = (ends[:, :, None] & ~is_label[:, None, :]).astype(scores.dtype)
     losses = div(sum_over(mul(lacking, beside(input, counts)), (1, 2)), scores.shape[1])
     if input.ndim < 2:
@@ -327,7 +328,8 @@ def linear_cross_entropy(
     if tuple(target.shape) == shape and ignore_index is not None:
         raise RuntimeError("ignore_index cannot be specified when target contains probabilities")
     bias = None if linear_bias is None else reshape(linear_bias, -1)
-    logits = reshape(linear(input, reshape(linear_weight, (-1, features)), bias), shape)
+    rows = reshape(linear_weight, (math.prod(lead), features))
+    logits = reshape(linear(input, rows, bias), shape)
     return cross_entropy(
         logits,
         target,

@@ -7,8 +7,10 @@ from typing import Any
 from mpgrad.backends.cpu_windows import output_length
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
+from mpgrad.ops.arithmetic import add
+from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.selection import pad
-from mpgrad.ops.shape import squeeze, unsqueeze
+from mpgrad.ops.shape import broadcast_to, clone, squeeze, unsqueeze
 from mpgrad.tensors.tensor import Tensor
 
 Pair = tuple[int, int]
@@ -165,6 +167,8 @@ def conv2d(
         input = pad(input, (0, odd[1], 0, odd[0])) if any(odd) else input
     around = _padding(padding, weight.shape[2:], steps, spread)
     _check(input, weight, bias, steps, around, spread, groups)
+    if weight.shape[1] == 0:
+        return _of_nothing(input, weight, bias, steps, around, spread)
     return call(
         _conv2d,
         input,
@@ -175,6 +179,24 @@ def conv2d(
         dilation=spread,
         groups=groups,
     )
+
+
+def _of_nothing(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+) -> Tensor:
+    """The result without any input channel: the bias."""
+    sizes = (
+        output_length(input.shape[2 + k], weight.shape[2 + k], stride[k], padding[k], dilation[k])
+        for k in (0, 1)
+    )
+    none = add(sum_over(input), sum_over(weight))
+    shift = none if bias is None else add(none, unsqueeze(unsqueeze(bias, -1), -1))
+    return clone(broadcast_to(shift, (input.shape[0], weight.shape[0], *sizes)))
 
 
 def conv2d_input_grad(output_grad: Tensor, weight: Tensor, **geometry: Any) -> Tensor:

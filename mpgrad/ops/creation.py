@@ -418,7 +418,8 @@ def _numbers_of(data: Any, dtypes: set[np.dtype[Any]]) -> Any:
         return [x if x.__class__ in _PLAIN else _numbers_of(x, dtypes) for x in data]
     if isinstance(data, Tensor) and data._array.size == 1:
         data = on_host(data._array).reshape(())
-    if isinstance(data, np.ndarray | np.generic):
+    if hasattr(type(data), "__array__") and not isinstance(data, Tensor):
+        data = np.asarray(data)  # a column of pandas has the dtype of its array, too
         dtypes.add(data.dtype)
     return data
 

@@ -141,6 +141,7 @@ matmul = linalg.matmul
 inv = matrices.inv
 solve = matrices.solve
 det = matrices.det
+cofactors, cofactors_slope = matrices.cofactors, matrices.cofactors_slope
 fourier = fourier_transforms.fourier
 real_fourier = fourier_transforms.real_fourier
 special = special_functions.special

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.tensors.tensor import Tensor
+
 #: The types of lengths and dimensions: Python's, and NumPy's.
 INTEGERS = (int, np.integer)
 #: Those that are reduced, ascending; None for all of them.
@@ -28,10 +30,12 @@ def one_dim(dim: Any, ndim: int) -> int:
 
     Raises:
         IndexError: there is no such dimension.
-        TypeError: ``dim`` is no integer.
+        TypeError: ``dim`` is no integer, nor a Tensor of one without dimensions.
     """
     if isinstance(dim, bool) or not isinstance(dim, int | np.integer):
-        raise TypeError(f"dim must be an int, not {type(dim).__name__}")
+        if not isinstance(dim, Tensor) or dim.ndim or dim.dtype.kind not in "iu":
+            raise TypeError(f"dim must be an int, not {type(dim).__name__}")
+        dim = int(dim)
     limit = max(ndim, 1)
     if not -limit <= dim < limit:
         raise IndexError(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -68,8 +69,8 @@ def _fractional(
             f"got {list(samples.shape)}"
         )
     places = _maxima(on_host(whole._array), on_host(samples._array), kernel, sizes)
-    flat = reshape(whole, (batch, channels, -1))
-    indices = beside(input, places.reshape(batch, channels, -1))
+    flat = reshape(whole, (batch, channels, math.prod(image)))
+    indices = beside(input, places.reshape(batch, channels, math.prod(sizes)))
     shape = (*input.shape[:-dims], *sizes)
     values = reshape(take_along_axis(flat, indices, 2), shape)
     return (values, reshape(indices, shape)) if return_indices else values
@@ -100,9 +101,11 @@ def _maxima(array: Any, samples: Any, kernel: Any, sizes: Any) -> Any:
         shape = [1] * (2 * dims)
         shape[dim], shape[dims + dim] = count, k
         places = places * length + inside.reshape(*lead, *shape)
-    windows = places.reshape(*lead, *sizes, -1)
-    flat = array.reshape(*lead, -1)
-    values: Any = np.take_along_axis(flat, windows.reshape(*lead, -1), 2).reshape(windows.shape)
+    size = math.prod(kernel)
+    windows = places.reshape(*lead, *sizes, size)
+    flat = array.reshape(*lead, math.prod(image))
+    flat_places = windows.reshape(*lead, math.prod(sizes) * size)
+    values: Any = np.take_along_axis(flat, flat_places, 2).reshape(windows.shape)
     missing = np.isnan(values)
     last_nan = values.shape[-1] - 1 - missing[..., ::-1].argmax(-1)
     best = np.where(missing.any(-1), last_nan, values.argmax(-1))[..., None]

@@ -6,12 +6,12 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from mpgrad.backends.array_program import TRACING
+from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.device import CPU, Device
 from mpgrad.base.thread_state import PerThread
 from mpgrad.tensors.tensor import Tensor

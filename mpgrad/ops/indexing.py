@@ -14,7 +14,7 @@ from mpgrad.backends.cpu_indexing import INDEX
 from mpgrad.devices.device_arrays import on_host
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
-from mpgrad.ops.dimensions import INTEGERS, one_dim
+from mpgrad.ops.dimensions import INTEGERS, either, one_dim
 from mpgrad.ops.index_checks import as_vector, check_bounds, check_covered, check_index_dtype
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.shape import reshape
@@ -272,33 +272,36 @@ def _pieces(xp: Any, input: Any, sizes: tuple[int, ...], dim: int) -> tuple[Any,
     )
 
 
-def split(input: Tensor, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
+def split(
+    input: Tensor, split_size: Any = None, dim: int = 0, *, split_size_or_sections: Any = None
+) -> tuple[Tensor, ...]:
     """Views of ``split_size`` elements each along ``dim`` (or of the sizes in a list).
 
     Raises:
+        TypeError: no ``split_size`` (or, by its other name, ``split_size_or_sections``) is given.
         RuntimeError: the sizes in the list do not add up to the length, the size is not positive,
             or the tensor has no dimensions.
     """
+    split_size = either("split_size", split_size, "split_size_or_sections", split_size_or_sections)
+    if split_size is None:
+        raise TypeError("split() missing 1 required argument: split_size")
     if input.ndim == 0:
         raise RuntimeError("split expects at least a 1-dimensional tensor")
     dim = one_dim(dim, input.ndim)
     length = input.shape[dim]
     if isinstance(split_size, INTEGERS):
         if split_size < 0 or (split_size == 0 and length):
-            raise RuntimeError(
-                f"split expects split_size be non-negative, and 0 only of nothing, but got "
-                f"split_size={split_size} and {length} elements"
-            )
+            text = "split expects split_size be non-negative, and 0 only of nothing, but got"
+            raise RuntimeError(f"{text} split_size={split_size} and {length} elements")
         split_size = split_size or 1
         starts = range(0, max(length, 1), split_size)
         sizes = tuple(min(split_size, length - start) for start in starts)
     else:
         sizes = tuple(split_size)
         if sum(sizes) != length:
-            raise RuntimeError(
-                f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's "
-                f"size at dimension {dim}), but got split_sizes={list(sizes)}"
-            )
+            text = "split_with_sizes expects split_sizes to sum exactly to"
+            where = f"(input tensor's size at dimension {dim})"
+            raise RuntimeError(f"{text} {length} {where}, but got split_sizes={list(sizes)}")
     return call(_split, input, sizes=sizes, dim=dim)
 
 

@@ -14,7 +14,7 @@ from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
 from mpgrad.ops.arithmetic import div
 from mpgrad.ops.choices import where
-from mpgrad.ops.comparison import isnan
+from mpgrad.ops.comparison import isfinite, isnan
 from mpgrad.ops.creation import eye
 from mpgrad.ops.device_moves import beside
 from mpgrad.ops.factorizations import adjoint_of, check_matrix, eigvalsh, masked, svdvals
@@ -307,6 +307,7 @@ def lstsq(
     values = _values_of(A)
     rank = _counted(A, values, None, rcond)
     told, full = driver != "gels", rows > columns and bool(np.all(rank == columns))
+    full = full and driver not in (None, "gelsy")
     nothing = beside(A, np.empty(0, values.dtype))
     residuals: Any = nothing
     if full and columns:
@@ -357,11 +358,14 @@ def cond(A: Tensor, p: Any = None) -> Tensor:
     """
     if p is None or p in (2, -2):
         check_matrix("cond", A)
-        values = svdvals(A)
+        finite = isfinite(A).all((-2, -1))
+        unit = beside(A, np.eye(*A.shape[-2:], dtype=A.dtype))
+        values = svdvals(where(finite[..., None, None], A, unit))
         if values.shape[-1] == 0:
             return values.sum(-1)
         first, last = values[..., 0], values[..., -1]
-        return div(last, first) if p == -2 else div(first, last)
+        found = div(last, first) if p == -2 else div(first, last)
+        return where(finite, found, math.nan)
     check_square("cond", A)
     if A._array.size == 0:
         return matrix_norm(A, "fro")

@@ -307,12 +307,13 @@ def smooth_l1_loss(
     reduction = meant_reduction(reduction, size_average, reduce)
     if beta < 0:
         raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
-    error = absolute(sub(*alike("smooth_l1_loss", input, target)))
+    difference = sub(*alike("smooth_l1_loss", input, target))
+    error = absolute(difference)
     if beta == 0:
         return reduced(error, reduction)
-    # Only selected values are squared: other squares might overflow, and spoil the gradient.
+    # As in huber_loss.
     is_small = logical_not(ge(error, beta))
-    inside = mul(square(where(is_small, error, 0.0)), 0.5 / beta)
+    inside = mul(square(where(is_small, difference, 0.0)), 0.5 / beta)
     return reduced(where(is_small, inside, sub(error, 0.5 * beta)), reduction)
 
 

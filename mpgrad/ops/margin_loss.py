@@ -37,10 +37,12 @@ def huber_loss(
     if delta <= 0:
         raise RuntimeError("huber_loss does not support non-positive values for delta.")
     alike("huber_loss", input, target)
-    error = absolute(sub(input, target))
-    # Only selected values are squared: other squares might overflow, and spoil the gradient.
+    difference = sub(input, target)
+    error = absolute(difference)
+    # Only selected values are squared: other squares might overflow, and spoil the gradient. They
+    # keep their sign: the square of an absolute value has no second derivative at 0.
     is_small = logical_not(ge(error, delta))
-    inside = mul(square(where(is_small, error, 0.0)), 0.5)
+    inside = mul(square(where(is_small, difference, 0.0)), 0.5)
     losses = where(is_small, inside, mul(sub(error, 0.5 * delta), delta))
     losses = cast(losses, input.dtype) if input.dtype.kind == "f" else losses
     if weight is not None:

@@ -103,9 +103,12 @@ _solve = operator(
 _det = operator(
     "linalg_det",
     lambda xp, input: xp.det(input),
-    input=lambda xp, grad, input, result: _scaled(
-        xp, xp.multiply(grad, result), _swapped(xp, xp.inv(input))
-    ),
+    input=lambda xp, grad, input: _scaled(xp, grad, xp.cofactors(input)),
+)
+_cofactors = operator(
+    "linalg_cofactors",
+    lambda xp, input: xp.cofactors(input),
+    input=lambda xp, grad, input: xp.cofactors_slope(input, grad),
 )
 _slogdet = operator(
     "linalg_slogdet",
@@ -185,13 +188,25 @@ def solve_matrices(A: Tensor, B: Tensor) -> Tensor:
 
 
 def det(A: Tensor) -> Tensor:
-    """The determinant of each matrix; its gradient is that of a matrix that can be inverted.
+    """The determinant of each matrix; its third derivative is that of one that can be inverted.
 
     Raises:
         RuntimeError: they are not square.
     """
     check_square("det", A)
     return call(_det, A)
+
+
+def cofactors(A: Tensor) -> Tensor:
+    """The derivative of ``det``, for formulas."""
+    return call(_cofactors, A)
+
+
+def cofactors_slope(A: Tensor, grad: Tensor) -> Tensor:
+    """The transposed derivative of ``cofactors``, for formulas; ``A`` can be inverted."""
+    turned = inv(A).mT
+    trace = (grad * turned).sum((-1, -2), keepdim=True)
+    return det(A)[..., None, None] * (trace * turned - turned @ grad.mT @ turned)
 
 
 def slogdet(A: Tensor) -> SignAndLogarithm:

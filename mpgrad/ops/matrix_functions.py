@@ -28,7 +28,7 @@ from mpgrad.ops.random import randn
 from mpgrad.ops.reduction import mean
 from mpgrad.ops.reduction import sum as sum_over
 from mpgrad.ops.selection import tril
-from mpgrad.ops.shape import permute, reshape, unsqueeze
+from mpgrad.ops.shape import broadcast_to, clone, permute, reshape, unsqueeze
 from mpgrad.tensors.tensor import Tensor
 
 __all__ = [
@@ -130,12 +130,12 @@ def householder_product(A: Tensor, tau: Tensor) -> Tensor:
             f"{list(A.shape)} and {list(tau.shape)}"
         )
     vectors = tril(A, -1) + beside(A, np.eye(rows, columns, dtype=A.dtype))
-    product: Tensor = beside(A, np.eye(rows, columns, dtype=A.dtype))
+    product: Tensor = broadcast_to(beside(A, np.eye(rows, columns, dtype=A.dtype)), A.shape)
     for at in reversed(range(tau.shape[-1])):
         vector = narrow(vectors, -1, at, 1)
         scale = unsqueeze(narrow(tau, -1, at, 1), -1)
         product = product - scale * matmul(vector, matmul(vector.mH, product))
-    return product
+    return product if tau.shape[-1] else clone(product)
 
 
 def diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
@@ -221,7 +221,7 @@ def tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Tens
             "Expected self to satisfy the requirement prod(self.shape[other.ndim:]) == "
             f"prod(self.shape[:other.ndim]), but got {size} != {B._array.size}"
         )
-    return reshape(solve(reshape(A, (-1, size)), reshape(B, -1)), unknown)
+    return reshape(solve(reshape(A, (size, size)), reshape(B, -1)), unknown)
 
 
 # ------------------------------------------------------------------------------- older names

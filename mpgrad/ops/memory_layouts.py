@@ -94,8 +94,7 @@ def as_strided_scatter(
             f"as_strided_scatter: expected src to have a size equal to {list(size)}, but it has "
             f"{list(src.shape)}"
         )
-    first = place_in_memory(input)
-    offset = 0 if storage_offset is None else storage_offset - first
+    offset = 0 if storage_offset is None else storage_offset - place_in_memory(input)
     memory = strided_places(tuple(input.shape), tuple(input.stride()), 0).reshape(-1)
     number = np.full(max(memory, default=0) + 1, -1)
     number[memory] = np.arange(memory.size)

@@ -302,7 +302,12 @@ def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:
             "adaptive_avg_pool2d: elements of output_size must be greater than or equal to 0 but "
             f"received {size}"
         )
-    if all(size) and not (image[0] % size[0] or image[1] % size[1]):
+    if input.numel() == 0 and 0 in image:
+        raise RuntimeError(
+            "adaptive_avg_pool2d(): Expected input to have non-zero size for non-batch dimensions, "
+            f"but input has sizes {list(input.shape)}"
+        )
+    if input.numel() and all(size) and not (image[0] % size[0] or image[1] % size[1]):
         return avg_pool2d(input, (image[0] // size[0], image[1] // size[1]))
     means = window_means(window_means(input, -1, size[1]), -2, size[0])
     return means if means.numel() else cast(means, input.dtype)

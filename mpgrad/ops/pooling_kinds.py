@@ -193,7 +193,8 @@ def _unpooled(
     count = int(np.prod(size))
     lead = tuple(input.shape[:-dims])
     flat = zeros((*lead, count), dtype=input.dtype, device=input.device)
-    spread = scatter(flat, len(lead), reshape(indices, (*lead, -1)), reshape(input, (*lead, -1)))
+    row = (*lead, math.prod(input.shape[-dims:]))
+    spread = scatter(flat, len(lead), reshape(indices, row), reshape(input, row))
     return reshape(spread, (*lead, *size))
 
 

@@ -246,7 +246,7 @@ def cov(
     divisor = clamp(divisor, min=0) if isinstance(divisor, Tensor) else max(divisor, 0)
     right = centered if weights is None else mul(centered, weights)
     found = matmul(centered, conj(right).T) / divisor
-    return found if rows.shape[0] > 1 else reshape(found, ())
+    return found if rows.shape[0] != 1 else reshape(found, ())
 
 
 def corrcoef(input: Tensor) -> Tensor:

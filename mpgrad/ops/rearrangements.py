@@ -136,15 +136,15 @@ def as_strided(
     """
     if len(size) != len(stride) or min([*stride, 0]) < 0:
         raise RuntimeError("mismatch in length of strides and shape, or a negative stride")
-    own = place_in_memory(input)
-    first = own if storage_offset is None else storage_offset
     reach = sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if all(size) else -1
-    source, offset = input, first - own
+    source, offset = input, 0
+    if storage_offset is not None:
+        offset = storage_offset - place_in_memory(input)
     if not input.is_contiguous() or offset < 0 or offset + reach >= input.numel():
-        source, offset = _memory_of(input), first
+        source, offset = _memory_of(input), offset + place_in_memory(input)
     if offset < 0 or offset + reach >= source.numel():
         raise RuntimeError(
-            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {first} are "
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset} are "
             f"out of bounds for {source.numel()} elements"
         )
     return call(_as_strided, source, size=tuple(size), stride=tuple(stride), offset=offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mpgrad.dispatch.operator_call import call
@@ -26,7 +27,11 @@ def _together(xp: Any, a: Any, b: Any) -> Any:
     """``log(exp(a) + exp(b))`` of complex numbers, beside the one of larger real part."""
     less = xp.less(xp.real(a), xp.real(b))
     smaller, larger = xp.where(less, a, b), xp.where(less, b, a)
-    return xp.add(larger, xp.log(xp.add(1.0, xp.exp(_difference(xp, smaller, larger)))))
+    # What vanishes against the larger one, minus infinity above all, is left out.
+    is_nothing = xp.equal(xp.real(smaller), -math.inf)
+    distance = xp.where(is_nothing, 0.0, _difference(xp, smaller, larger))
+    both = xp.add(larger, xp.log(xp.add(1.0, xp.exp(distance))))
+    return xp.where(is_nothing, larger, both)
 
 
 def _running(xp: Any, input: Any, *, dim: int) -> Any:

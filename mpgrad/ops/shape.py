@@ -281,7 +281,7 @@ def repeat(input: Tensor, *repeats: Any) -> Tensor:
     spread = reshape(input, tuple(x for _, n in pairs for x in (1, n)))
     spread = expand(spread, tuple(x for pair in pairs for x in pair))
     repeated = reshape(spread, tuple(r * n for r, n in pairs))
-    return clone(repeated) if repeated._is_view() else repeated
+    return clone(repeated) if repeated._view is not None else repeated
 
 
 _flip = operator(

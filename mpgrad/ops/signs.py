@@ -225,11 +225,20 @@ def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any 
 
 
 def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    """``beta * input + alpha * outer(vec1, vec2)``."""
+    """``beta * input + alpha * outer(vec1, vec2)``.
+
+    Raises:
+        RuntimeError: the elements are whole numbers, but ``beta`` or ``alpha`` is not.
+    """
     product = outer(vec1, vec2)
     if input.dtype.kind == product.dtype.kind == "b":
         return logical_or(mul(input, bool(beta)), mul(product, bool(alpha)))
     dtype = promote_types(input._array.dtype, product._array.dtype)
+    for name, factor in (("beta", beta), ("alpha", alpha)):
+        if dtype.kind in "biu" and isinstance(factor, float):
+            raise RuntimeError(
+                f"For integral input tensors, argument {name} must not be a floating point number."
+            )
     return added("addr", cast(input, dtype), cast(product, dtype), beta, alpha)
 
 

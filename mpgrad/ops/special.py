@@ -67,6 +67,14 @@ def _i1e_grad(xp: Any, grad: Any, input: Any, result: Any) -> Any:
     return xp.multiply(grad, xp.where(origin, 0.5, slope))
 
 
+def _log_ndtr_bend(xp: Any, input: Any, slope: Any) -> Any:
+    """``slope * (input + slope)``; below -1e8 it is 1, where the sum has no digits left."""
+    is_far = xp.less(input, -1e8)
+    left_out = xp.logical_or(is_far, xp.equal(slope, 0))
+    bend = xp.multiply(slope, xp.add(xp.where(left_out, 0.0, input), slope))
+    return xp.where(is_far, 1.0, bend)
+
+
 def _evaluated(name: str) -> Callable[[Any, Any], Any]:
     return lambda xp, input: xp.special(name, input)
 
@@ -114,9 +122,14 @@ _OPERATORS: dict[str, Operator] = {
         (
             "log_ndtr",
             "special_log_ndtr",
-            lambda xp, grad, input: xp.divide(
-                _times(xp, grad, math.sqrt(2 / math.pi)),
-                xp.special("erfcx", _times(xp, input, -math.sqrt(0.5))),
+            lambda xp, grad, input: _times(xp, grad, xp.special("log_ndtr_slope", input)),
+        ),
+        # Its own derivative: that of the quotient overflows far above 0.
+        (
+            "log_ndtr_slope",
+            "special_log_ndtr_slope",
+            lambda xp, grad, input, result: _times(
+                xp, xp.negative(grad), _log_ndtr_bend(xp, input, result)
             ),
         ),
         ("i0", "i0", lambda xp, grad, input: _times(xp, grad, xp.special("i1", input))),
@@ -177,6 +190,32 @@ _igammac = operator(
     other=lambda xp, grad, input, other, other_shape: xp.sum_to(
         xp.negative(_igamma_grad(xp, grad, input, other)), other_shape
     ),
+)
+
+
+#: ``sample`` is a draw: the quantile of a uniform number, which depends on the shape.
+standard_gamma = operator(
+    "standard_gamma",
+    lambda xp, shape, sample: xp.copy(sample),
+    shape=lambda xp, grad, shape, sample: xp.multiply(
+        grad, xp.special("gamma_slope", shape, sample)
+    ),
+)
+
+
+def _dirichlet_grad(xp: Any, grad: Any, concentration: Any, sample: Any) -> Any:
+    """One share grows and the others, in their proportions, make room for it."""
+    others = xp.subtract(xp.sum(concentration, -1, True), concentration)
+    slope = xp.special("dirichlet_slope", concentration, others, sample)
+    mean = xp.sum(xp.multiply(sample, grad), -1, True)
+    return xp.multiply(slope, xp.subtract(grad, mean))
+
+
+#: ``sample`` is a draw of the Dirichlet distribution.
+standard_dirichlet = operator(
+    "standard_dirichlet",
+    lambda xp, concentration, sample: xp.copy(sample),
+    concentration=_dirichlet_grad,
 )
 
 

@@ -246,7 +246,9 @@ asin, acos, atan, asinh, acosh, atanh = arcsin, arccos, arctan, arcsinh, arccosh
 def _per_squares(xp: Any, grad: Any, part: Any, a: Any, b: Any) -> Any:
     """``grad * part / (a * a + b * b)``, and 0 at the origin."""
     squares = xp.add(xp.multiply(a, a), xp.multiply(b, b))
-    return xp.multiply(grad, xp.divide(part, xp.where(xp.equal(squares, 0), 1.0, squares)))
+    origin = xp.equal(squares, 0)
+    quotient = xp.divide(part, xp.where(origin, 1.0, squares))
+    return xp.multiply(grad, xp.where(origin, 0.0, quotient))
 
 
 _arctan2 = operator(

@@ -22,7 +22,7 @@ from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d, wind
 from mpgrad.ops.promotion import cast
 from mpgrad.ops.scattering import index_add
 from mpgrad.ops.selection import pad
-from mpgrad.ops.shape import contiguous, permute, reshape, squeeze, unsqueeze
+from mpgrad.ops.shape import contiguous, flatten, permute, reshape, squeeze, unsqueeze
 from mpgrad.tensors.tensor import Tensor
 
 Triple = tuple[int, int, int]
@@ -254,10 +254,9 @@ def max_pool3d(
         return reshape(values, shape)
     # ``rows`` are places in the stack: depth times the images' elements, and which element.
     columns = math.prod(flat.shape[2:])
-    picked = take_along_axis(
-        reshape(inside, (*input.shape[:2], -1)), reshape(rows, (*input.shape[:2], -1)), 2
-    )
-    depth = reshape(rows, (*input.shape[:2], -1)) // columns
+    places = (*input.shape[:2], input.shape[2] * math.prod(inside.shape[2:]))
+    picked = take_along_axis(reshape(inside, places), flatten(rows, 2), 2)
+    depth = flatten(rows, 2) // columns
     indices = add(depth * math.prod(input.shape[3:]), picked)
     return reshape(values, shape), reshape(indices, shape)
 

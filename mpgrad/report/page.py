@@ -49,7 +49,7 @@ def write_report(recording: Recording, path: str) -> None:
     }
     for name, text in filled.items():
         template = template.replace(f"<!--{name}-->", text, 1)
-    with open(path, "w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(template)
 
 
@@ -82,6 +82,7 @@ def _rows(recording: Recording) -> list[str]:
         (run.workers for run in recording.backwards if run.plan is not None),
         default=0,
     )
+    count = max([count, *[one.worker + 1 for one in recording.ranges]])
     return [*threads, *(f"worker {slot}" for slot in range(count))]
 
 

@@ -96,8 +96,10 @@ class _Bundling:
         ]
         self._on_client = [spec.nodes[head].on_client for head in heads]
         self._stands_alone = [
-            on_client or head in grouping.second
-            for on_client, head in zip(self._on_client, heads, strict=True)
+            on_client
+            or nodes[0] in grouping.second
+            or any(spec.nodes[at].is_branch for at in nodes)
+            for on_client, nodes in zip(self._on_client, self._groups, strict=True)
         ]
         self._device = [spec.nodes[head].device for head in heads]
         position = {node: at for at, node in enumerate(spec.order)}

@@ -77,6 +77,18 @@ class BlocksReleased(NamedTuple):
     blocks: tuple[Block, ...]
 
 
+#: The slot of a branch if nobody knows which worker has recorded it: its call has given no answer.
+ANY_SLOT = -1
+
+
+class BranchesReleased(NamedTuple):
+    """Nobody will differentiate these branches: pairs of a worker's slot (or ANY_SLOT) and a
+    number."""
+
+    peer: str
+    branches: tuple[tuple[int, int], ...]
+
+
 # ----------------------------------------------------------------------- from a worker
 
 

@@ -50,6 +50,9 @@ class NodeSpec(NamedTuple):
     #: A Node that was cut (``split``) computes only this half-open range of the parts of output
     #: 0; None: all of it.
     parts: tuple[int, int] | None = None
+    #: True if some worker may have recorded what it differentiates: it gets a task of its own, so
+    #: that it can run there.
+    is_branch: bool = False
 
     @property
     def is_for_cpu(self) -> bool:

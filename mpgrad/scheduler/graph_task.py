@@ -1,17 +1,20 @@
-"""GraphTask: the tables of one running backward.
+"""GraphTask: the tables of one running backward, and what may happen to it and to its NodeTasks.
 
-    running -> completed                    every task is done
-    running -> draining -> failed           nothing new is dispatched; every task in flight
-                                            is answered or lost, so that every lease closes
-After an error the graph goes on until every task before it in the serial order is settled.
-``TRANSITIONS`` has the states of a NodeTask.
+``GRAPH_TRANSITIONS`` is the life of a graph, ``TASK_TRANSITIONS`` that of a NodeTask. Nothing else
+changes a phase or a state. To see both tables:
+
+    python -c "from mpgrad.scheduler.graph_task import *; print(transitions_as_text())"
+
+A draining graph dispatches nothing more; every task in flight is answered or lost, so that every
+lease closes. After an error a graph goes on until every task before it in the serial order is
+settled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from mpgrad.base.handles import Block, GradientRef
@@ -19,14 +22,70 @@ from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec
 
 
-class TaskState(Enum):
+class GraphPhase(StrEnum):
+    RUNNING = "running"
+    DRAINING = "draining"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class GraphEvent(StrEnum):
+    """What happens to a graph, whoever reports it."""
+
+    EXTENDED = "its caller sends tables, gradients or a failure"
+    CANCELLED = "its caller cancels it, or is gone"
+    TASK_PUBLISHED = "a running task gives outputs"
+    TASK_DONE = "a task is done"
+    TASK_FAILED = "a task raises"
+    TASK_LOST = "a task is lost with its process"
+    TASK_DROPPED = "a worker returns a task unrun"
+    HOPELESS = "a task, a device or memory is given up"
+    ALL_DONE = "every task is done"
+    ERROR_FINAL = "no error can come before the first one any more"
+    ALL_LANDED = "none of its tasks is in flight"
+
+
+class GraphTransition(NamedTuple):
+    """The next phase of a graph, and the method of CoordinatorState that does the rest."""
+
+    phase: GraphPhase
+    action: str
+
+
+_RUNNING, _DRAINING = GraphPhase.RUNNING, GraphPhase.DRAINING
+
+#: (phase, event) -> transition. Any other pair violates an invariant.
+GRAPH_TRANSITIONS = {
+    (_RUNNING, GraphEvent.EXTENDED): GraphTransition(_RUNNING, "extend"),
+    (_RUNNING, GraphEvent.TASK_PUBLISHED): GraphTransition(_RUNNING, "publish"),
+    (_RUNNING, GraphEvent.TASK_DONE): GraphTransition(_RUNNING, "deliver_the_rest"),
+    (_RUNNING, GraphEvent.TASK_FAILED): GraphTransition(_RUNNING, "skip_what_comes_later"),
+    (_RUNNING, GraphEvent.TASK_LOST): GraphTransition(_RUNNING, "enqueue"),
+    (_RUNNING, GraphEvent.TASK_DROPPED): GraphTransition(_RUNNING, "refuse"),
+    (_RUNNING, GraphEvent.CANCELLED): GraphTransition(_DRAINING, "recall"),
+    (_RUNNING, GraphEvent.HOPELESS): GraphTransition(_DRAINING, "recall"),
+    (_RUNNING, GraphEvent.ERROR_FINAL): GraphTransition(_DRAINING, "recall"),
+    (_RUNNING, GraphEvent.ALL_DONE): GraphTransition(GraphPhase.COMPLETED, "complete"),
+    (_DRAINING, GraphEvent.EXTENDED): GraphTransition(_DRAINING, "ignore"),
+    (_DRAINING, GraphEvent.TASK_PUBLISHED): GraphTransition(_DRAINING, "ignore"),
+    (_DRAINING, GraphEvent.TASK_DONE): GraphTransition(_DRAINING, "ignore"),
+    (_DRAINING, GraphEvent.TASK_FAILED): GraphTransition(_DRAINING, "ignore"),
+    (_DRAINING, GraphEvent.TASK_LOST): GraphTransition(_DRAINING, "ignore"),
+    (_DRAINING, GraphEvent.TASK_DROPPED): GraphTransition(_DRAINING, "take_back"),
+    (_DRAINING, GraphEvent.CANCELLED): GraphTransition(_DRAINING, "ignore"),
+    (_DRAINING, GraphEvent.HOPELESS): GraphTransition(_DRAINING, "ignore"),
+    (_DRAINING, GraphEvent.ALL_LANDED): GraphTransition(GraphPhase.FAILED, "close"),
+}
+
+
+class TaskState(StrEnum):
     NOT_READY = "not_ready"
     READY = "ready"
     DISPATCHED = "dispatched"
     DONE = "done"
 
 
-class Transition(NamedTuple):
+class TaskTransition(NamedTuple):
     """The next state of a NodeTask, and how the counts of its GraphTask change with it."""
 
     state: TaskState
@@ -35,17 +94,14 @@ class Transition(NamedTuple):
 
 
 #: (state, event) -> transition. Any other pair violates an invariant.
-TRANSITIONS = {
-    (TaskState.NOT_READY, "inputs complete"): Transition(TaskState.READY, outstanding_tasks=1),
-    (TaskState.READY, "dispatched"): Transition(TaskState.DISPATCHED),
-    (TaskState.DISPATCHED, "lost"): Transition(TaskState.READY),
-    (TaskState.DISPATCHED, "done"): Transition(TaskState.DONE, outstanding_tasks=-1, remaining=-1),
+TASK_TRANSITIONS = {
+    (TaskState.NOT_READY, "inputs complete"): TaskTransition(TaskState.READY, outstanding_tasks=1),
+    (TaskState.READY, "dispatched"): TaskTransition(TaskState.DISPATCHED),
+    (TaskState.DISPATCHED, "lost"): TaskTransition(TaskState.READY),
+    (TaskState.DISPATCHED, "done"): TaskTransition(
+        TaskState.DONE, outstanding_tasks=-1, remaining=-1
+    ),
 }
-
-
-class GraphPhase(Enum):
-    RUNNING = "running"
-    DRAINING = "draining"
 
 
 class Place(IntEnum):
@@ -224,7 +280,7 @@ class GraphTask:
         self._apply(task, "done")
 
     def _apply(self, task: int, happening: str) -> None:
-        transition = TRANSITIONS.get((self.states[task], happening))
+        transition = TASK_TRANSITIONS.get((self.states[task], happening))
         if transition is None:
             state = self.states[task].value
             raise InvariantViolated(f"task {task} is {state}, which does not allow: {happening}")
@@ -264,3 +320,17 @@ class GraphTask:
             and self.outstanding_tasks == 0
             and self.first_error is None
         )
+
+
+def transitions_as_text() -> str:
+    """Both tables as text, a row for each transition."""
+    rows = [
+        f"{before:<9}  {event:<52}  {after:<10} {action}"
+        for (before, event), (after, action) in GRAPH_TRANSITIONS.items()
+    ]
+    rows += ["", "The tasks of a graph:"]
+    rows += [
+        f"{before:<10} {event:<16} {transition.state}"
+        for (before, event), transition in TASK_TRANSITIONS.items()
+    ]
+    return "\n".join(["A graph:", *rows])

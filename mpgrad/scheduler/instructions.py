@@ -52,6 +52,13 @@ class ReleaseBlocks(NamedTuple):
     blocks: tuple[Block, ...]
 
 
+class ReleaseBranches(NamedTuple):
+    """Forget these branches, if they are there."""
+
+    peer: str
+    numbers: tuple[int, ...]
+
+
 class ShutDown(NamedTuple):
     """Finish."""
 
@@ -133,7 +140,9 @@ class StopProcess(NamedTuple):
 
 
 Reply: TypeAlias = NodeTaskDone | NodeTaskFailed | NodeTaskDropped
-ToWorker: TypeAlias = DispatchNodeTask | CancelGraph | ReleaseBlocks | ShutDown
+ToWorker: TypeAlias = DispatchNodeTask | CancelGraph | ReleaseBlocks | ReleaseBranches | ShutDown
 ToClient: TypeAlias = DispatchNodeTask | CancelGraph | CompleteGraph | FailGraph | ForwardOutput
 CoordinatorInstruction: TypeAlias = ToWorker | ToClient | StartWorker | FenceWorker | SetDeadline
-WorkerInstruction: TypeAlias = Reply | ReleaseBlocks | ExecuteNodeTask | StopProcess
+WorkerInstruction: TypeAlias = (
+    Reply | ReleaseBlocks | ReleaseBranches | ExecuteNodeTask | StopProcess
+)

@@ -6,7 +6,6 @@ keeps them until the last message of the graph.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from mpgrad.base.handles import ENGINE_ARENA, Block, GradientRef, is_counted
@@ -23,18 +22,15 @@ class BlockAllocator(Protocol):
     def free(self, offset: int) -> None: ...
 
 
-@dataclass
 class LeaseTable:
     """Counts the holders of each block; the last release frees it."""
 
-    #: Exactly the live blocks; every count is at least 1.
-    holders: dict[Block, int] = field(default_factory=dict)
-    #: Blocks of GPU workers without a holder, before their makers have been told.
-    freed: list[Block] = field(default_factory=list)
-
-    def use(self, allocator: BlockAllocator) -> None:
-        """Use ``allocator`` from now on; it must know the live blocks."""
+    def __init__(self, allocator: BlockAllocator) -> None:
         self._allocator = allocator
+        #: Exactly the live blocks; every count is at least 1.
+        self.holders: dict[Block, int] = {}
+        #: Blocks of GPU workers without a holder, before their makers have been told.
+        self.freed: list[Block] = []
 
     def allot(self, nbytes: int) -> Block:
         """A new block with one holder, the caller.

@@ -15,6 +15,9 @@ from mpgrad.scheduler.graph_spec import ON_CPU
 #: coordinator decides their priority. It may hold more short tasks, which cost less than a message.
 WORKER_CREDIT = 2
 SHORT_CREDIT = 16
+#: The tasks that wait for a worker which holds their branches, before an idle one takes some of
+#: them. That one has to make the branches again, which takes about as long as to differentiate two.
+NEAR_WAITING_MAX = 2
 
 
 class FlightKey(NamedTuple):
@@ -206,6 +209,24 @@ class Membership:
 
     def sessions(self) -> list[MemberRecord]:
         return [member for member in self.members.values() if not member.is_worker]
+
+    def worker_for_branch(
+        self, slot: int, waiting: int, *, for_suspect: bool, priority: float
+    ) -> MemberRecord | None:
+        """Who may take one of the ``waiting`` tasks near the worker in ``slot``.
+
+        That worker, if it has credit. An idle one, if there is none in the slot, or if the queue
+        is so long that making a branch again is sooner done than waiting for it.
+        """
+        cpu = [worker for worker in self._workers if worker.device == ON_CPU]
+        holder = next((w for w in cpu if w.slot == slot and not w.is_fenced), None)
+        if holder is not None:
+            if holder.has_credit(for_suspect=for_suspect, for_short=False, priority=priority):
+                return holder
+            if waiting <= NEAR_WAITING_MAX:
+                return None
+        idle = [worker for worker in cpu if not worker.flights and not worker.is_fenced]
+        return idle[0] if idle else None
 
     def choose_worker(
         self, *, device: int, for_suspect: bool, for_short: bool, priority: float, near: str

@@ -74,6 +74,7 @@ def structure(spec: GraphSpec) -> Any:
                 node.device_inputs,
                 node.part_nbytes,
                 node.parts,
+                node.is_branch,
             )
             for node in spec.nodes
         ]

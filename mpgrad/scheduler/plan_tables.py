@@ -63,6 +63,9 @@ class NodeTaskSpec(NamedTuple):
     #: The smallest serial position among this task and the tasks that depend on it. After an
     #: error, a task with a smaller value than the error's position still has to run.
     needed_from: int = BEHIND_ALL
+    #: The slot of the CPU worker that has recorded a branch of the task; -1: none. A hint: another
+    #: worker makes the branch again.
+    near: int = -1
     #: The place of the task's program in the client's arena: offset and length in bytes.
     payload: tuple[int, int] = (0, 0)
     #: The program itself if it is short; else it is empty.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -25,35 +26,63 @@ class ReadyTask(NamedTuple):
     needed_from: int = 0
 
 
+def lane_of(device: int, near: int) -> int:
+    """The lane of a task for ``device`` that belongs near the worker in slot ``near``, if any."""
+    return device if near < 0 else _NEAR - near
+
+
+def slot_of(lane: int) -> int:
+    """The slot whose worker a lane belongs to; -1 if it belongs to a device."""
+    return _NEAR - lane if lane <= _NEAR else -1
+
+
+#: The lane of tasks near the worker in slot 0; those of other slots are below.
+_NEAR = ON_CPU - 1
+
+
 @dataclass(slots=True)
 class ReadyQueue:
-    """A heap of ReadyTasks per device, as in PyTorch: no task waits behind another device's."""
+    """A heap of ReadyTasks per lane. As in PyTorch a device has one, so that no task waits behind
+    another device's. So has each CPU worker, for tasks that belong near it."""
 
-    #: Exactly the devices that ever had a task.
+    #: Exactly the lanes that ever had a task.
     heaps: dict[int, list[ReadyTask]] = field(default_factory=lambda: {ON_CPU: []})
 
-    def push(self, task: ReadyTask, device: int = ON_CPU) -> None:
-        heappush(self.heaps.setdefault(device, []), task)
+    def push(self, task: ReadyTask, lane: int = ON_CPU) -> None:
+        heappush(self.heaps.setdefault(lane, []), task)
 
-    def pop(self, device: int = ON_CPU) -> ReadyTask:
-        return heappop(self.heaps[device])
+    def pop(self, lane: int = ON_CPU) -> ReadyTask:
+        return heappop(self.heaps[lane])
 
-    def peek(self, device: int = ON_CPU) -> ReadyTask | None:
-        heap = self.heaps.get(device)
+    def peek(self, lane: int = ON_CPU) -> ReadyTask | None:
+        heap = self.heaps.get(lane)
         return heap[0] if heap else None
 
-    def devices(self) -> list[int]:
-        """The devices that have had tasks, in the order of their first one."""
+    def length(self, lane: int) -> int:
+        """The number of tasks in a lane."""
+        return len(self.heaps.get(lane, ()))
+
+    def lanes(self) -> list[int]:
+        """The lanes that have had tasks, in the order of their first one."""
         return list(self.heaps)
+
+    def most_urgent(self, lanes: Sequence[int]) -> int | None:
+        """That of the lanes whose first task comes before those of the others; None: no tasks."""
+        filled = [lane for lane in lanes if self.heaps[lane]]
+        if len(filled) > 1:
+            return min(filled, key=lambda lane: self.heaps[lane][0])
+        return filled[0] if filled else None
 
     def lengths(self) -> list[tuple[int, int, int]]:
         """For each device: its number, its tasks of nested graphs, and its other tasks."""
-        found = []
-        for device, heap in self.heaps.items():
+        found: dict[int, tuple[int, int]] = {}
+        for lane, heap in self.heaps.items():
             # A nested graph is at the head of the heap if there is any.
             nested = sum([task.negative_depth < 0 for task in heap]) if _is_nested(heap) else 0
-            found.append((device, nested, len(heap) - nested))
-        return found
+            device = max(lane, ON_CPU)
+            before = found.get(device, (0, 0))
+            found[device] = before[0] + nested, before[1] + len(heap) - nested
+        return [(device, *counts) for device, counts in found.items()]
 
     def drop_graph(self, graph: int, start: int = 0) -> int:
         """Remove the tasks of a failed or cancelled graph that are needed from ``start`` on.
@@ -62,11 +91,11 @@ class ReadyQueue:
             The number of removed tasks.
         """
         dropped = 0
-        for device, heap in self.heaps.items():
+        for lane, heap in self.heaps.items():
             kept = [task for task in heap if task.graph != graph or task.needed_from < start]
             dropped += len(heap) - len(kept)
             heapify(kept)
-            self.heaps[device] = kept
+            self.heaps[lane] = kept
         return dropped
 
     def tasks(self) -> list[ReadyTask]:

@@ -33,7 +33,7 @@ class WorkerState:
             self._arrivals += 1
         elif isinstance(event, do.CancelGraph):
             out.extend(self._give_back(event.graph))
-        elif isinstance(event, do.ReleaseBlocks):
+        elif isinstance(event, do.ReleaseBlocks | do.ReleaseBranches):
             out.append(event)
         elif isinstance(event, do.ShutDown):
             self.is_stopping = True

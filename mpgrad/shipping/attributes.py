@@ -12,42 +12,62 @@ import io
 import operator
 import pickle
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpgrad.autograd.function import Function
 from mpgrad.shipping.constants import (
     PRIVATE,
-    field_values,
     is_constant,
     is_enum_member,
-    is_frozen_dataclass,
-    is_private_proxy,
     references,
     why_no_copy,
 )
-from mpgrad.shipping.contents import reduce_array
+from mpgrad.shipping.contents import is_sparse, reduce_array
 from mpgrad.shipping.findings import article
-from mpgrad.shipping.installed_state import is_known_name
-from mpgrad.shipping.loading import tensor_over, thaw
+from mpgrad.shipping.installed_state import is_known_name, is_known_object
+from mpgrad.shipping.loading import tensor_of_client, tensor_over, thaw
+from mpgrad.shipping.remedies import Obstacle, Remedy, in_one_line, remedy_of
+from mpgrad.shipping.travelling import parts_of
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.wire.code_pickles import CodePickler
 
 
-def attributes_reason(attributes: dict[str, Any]) -> str:
-    """Why a ctx with these attributes should stay in the client; empty if it may be sent.
+class Look(NamedTuple):
+    """What was found on a ctx.
 
-    A copy of a list is as good as the list only if nobody else holds it: backward could change a
-    list that the caller shares, and the caller would not see it.
+    Attributes:
+        reason: why it should stay in the client, in words; empty if it may be sent.
+        classes: the user's classes among the types of values, each once, in a fixed order. They
+            are sent with the Function, by value, so that the class that backward names is the
+            class of the values on ctx.
+        compared: the names of attributes that are compared after the run. The others cannot be
+            changed, or are lists and dictionaries that nobody else holds, which come back.
+        objects: ids of objects that are equal to nothing but themselves.
     """
+
+    reason: str
+    classes: tuple[type, ...] = ()
+    compared: tuple[str, ...] = ()
+    objects: frozenset[int] = frozenset()
+
+
+def look_at(attributes: dict[str, Any]) -> Look:
+    """Whether the attributes of a ctx may be sent to a worker, and how."""
+    if all(map(_is_plain, attributes.values())):
+        return _NOTHING
+    looked, compared = _Looked(), []
     for name in attributes:
-        reason = _item_reason(attributes, name)
-        if reason:
-            return f"`ctx.{name}` is {article(type(attributes[name]).__name__)}{reason}"
-    return ""
+        looked.comes_back = True
+        if reason := looked.item(attributes, name):
+            noun = article(type(attributes[name]).__name__)
+            return Look(f"`ctx.{name}` is {noun}{reason}")
+        if not looked.comes_back:
+            compared.append(name)
+    return Look("", tuple(looked.classes), tuple(compared), frozenset(looked.objects))
 
 
 def are_scalars(attributes: dict[str, Any]) -> bool:
@@ -57,71 +77,118 @@ def are_scalars(attributes: dict[str, Any]) -> bool:
     return _SCALARS.issuperset(map(type, values)) and not [1 for value in values if value != value]
 
 
+def attributes_line(cls: type[Function], reason: str) -> str:
+    """``look_at``'s reason as one line."""
+    is_drawn = reason.endswith(_DRAWS)
+    obstacle = Obstacle(reason, Remedy.DRAWS if is_drawn else Remedy.VALUE)
+    return in_one_line(cls.__qualname__, obstacle)
+
+
 def attributes_words(cls: type[Function], reason: str) -> str:
-    """``attributes_reason`` as a sentence, with the remedy."""
+    """``look_at``'s reason as a sentence, with the remedy."""
     if reason.endswith(_NOT_SENT):
         return (
             f"in {cls.__qualname__}, {reason}. Set what it is made of on ctx, as arrays, numbers "
             "or sparse matrices, and make it again in backward"
         )
-    return (
-        f"in {cls.__qualname__}, {reason}. Set the values that backward needs on ctx as arrays, "
-        "numbers, tuples or a frozen dataclass; or set run_on = "
-        f'"worker" on {cls.__qualname__}, which promises that nothing changes it'
-    )
+    if reason.endswith(_DRAWS):
+        help_ = (
+            "Set a seed on ctx, and make the generator in backward: np.random.default_rng(ctx.seed)"
+        )
+    else:
+        help_ = (
+            "Set the values that backward needs on ctx as arrays, numbers, tuples or a frozen "
+            "dataclass"
+        )
+    choice = '"client", which keeps it in this process without this warning'
+    return f"in {cls.__qualname__}, {reason}. {help_}; or set run_on = {choice}"
 
 
 #: The end of the reason for an object that cannot be pickled.
 _NOT_SENT = ", which cannot be pickled"
+#: That for generators, for other objects with a state that a copy does not share, and for objects
+#: of which a copy is as good while nobody changes them.
+_DRAWS, _HAS_STATE = ", which draws random numbers", ", whose state a copy does not share"
+_CAN_CHANGE = ", which cannot be copied faithfully"
 _CODE = (types.FunctionType, property)
-
-
-def _item_reason(container: Any, key: Any) -> str:
-    """Why ``container[key]`` may not be sent; ``container`` itself is known to be private."""
-    kind = type(container[key])
-    if kind not in (list, dict):
-        return _value_reason(container[key])
-    if references(container, key) > PRIVATE:
-        return f" that is also held elsewhere, which can change (set {kind.__name__}() of it)"
-    inner = container[key]
-    if kind is dict and not is_constant(tuple(inner)):
-        return " with keys that may change"
-    return next(filter(None, (_item_reason(inner, k) for k in _keys(inner))), "")
 
 
 def _keys(container: Any) -> Any:
     return tuple(container) if isinstance(container, dict) else range(len(container))
 
 
-def _value_reason(value: Any) -> str:
-    if is_constant(value) or isinstance(value, np.ufunc):
-        return why_no_copy(value)
+#: What most ctx give.
+_NOTHING = Look("")
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is an array of numbers, a number or a text: what most attributes are."""
     kind = type(value)
-    if kind is np.ndarray:
-        if value.dtype.hasobject:
-            return " with elements that are Python objects"
-        return _gaps_reason(value)
-    if kind is Tensor:
-        if value.requires_grad:
+    return (kind is np.ndarray and not value.dtype.hasobject) or (
+        kind in _SCALARS and value == value
+    )
+
+
+class _Looked:
+    """Looks through the attributes of one ctx."""
+
+    def __init__(self) -> None:
+        self.classes: dict[type, None] = {}
+        self.objects: dict[int, Any] = {}
+        #: Whether the current attribute cannot be changed, or is private all through.
+        self.comes_back = True
+
+    def item(self, container: Any, key: Any) -> str:
+        """Why ``container[key]`` may not be sent; ``container`` itself is known to be private."""
+        is_private = references(container, key) <= PRIVATE  # before a variable refers to it
+        inner = container[key]
+        has_odd_keys = type(inner) is dict and not is_constant(tuple(inner))
+        if type(inner) not in _CHANGED or not is_private or has_odd_keys:
+            return self.value(inner)
+        return next(filter(None, (self.item(inner, k) for k in _keys(inner))), "")
+
+    def value(self, value: Any) -> str:
+        """Why ``value``, which others may hold, may not be sent."""
+        kind = type(value)
+        if is_constant(value):
+            return why_no_copy(value)
+        if isinstance(value, type):
+            if not is_known_name(value):
+                self.classes.setdefault(value)
+            return ""
+        if isinstance(value, types.FunctionType | types.MethodType):
+            if is_known_name(value):
+                return ""
+            return ", whose code is not looked through (backward may call it by its global name)"
+        if is_known_object(value) or is_enum_member(value):
+            if isinstance(value, Enum) and not is_known_name(kind):
+                self.classes.setdefault(kind)
+            return ""
+        if id(value) in self.objects:
+            return ""
+        if isinstance(value, Tensor) and value.requires_grad and kind is Tensor:
             return " that requires grad (use save_for_backward)"
-        return _gaps_reason(value._array)
-    if kind is slice:
-        return _value_reason((value.start, value.stop, value.step))
-    if kind is tuple or _is_namedtuple(kind):
-        return next(filter(None, map(_value_reason, value)), "")
-    if is_frozen_dataclass(value):
-        return next(filter(None, map(_value_reason, field_values(value))), "")
-    if kind is types.MappingProxyType:
-        return _mapping_reason(value)
-    if is_enum_member(value) or _is_sparse(value):
-        return ""
-    if kind in (types.FunctionType, types.BuiltinFunctionType, type) and is_known_name(value):
-        return ""
-    if kind is types.FunctionType:
-        return ", whose code is not looked through (backward may call it by its global name)"
-    if kind.__module__.partition(".")[0] == "pathlib":
-        return ", whose methods read and write files (use str() of it)"
-    return _NOT_SENT if _has_no_pickle(value) else ", which can change"
+        parts = parts_of(value) if remedy_of(value) is not Remedy.DRAWS else None
+        if parts is None and not (kind is np.ndarray and not value.dtype.hasobject):
+            return _why_not(value)
+        has_objects = kind is np.ndarray and value.dtype.hasobject
+        if has_objects or (kind not in _FIXED and not is_sparse(value)):
+            self.comes_back = False
+            self.objects[id(value)] = value
+        return next(filter(None, map(self.value, parts or ())), "")
+
+
+#: What cannot be changed on a worker, apart from what is in it.
+_FIXED = frozenset({np.ndarray, Tensor, tuple, slice})
+
+
+def _why_not(value: Any) -> str:
+    if _has_no_pickle(value):
+        return _NOT_SENT
+    remedy = remedy_of(value)
+    if remedy is Remedy.DRAWS:
+        return _DRAWS
+    return _CAN_CHANGE if remedy is Remedy.VALUE else _HAS_STATE
 
 
 def _has_no_pickle(value: Any) -> bool:
@@ -138,32 +205,17 @@ def _has_no_pickle(value: Any) -> bool:
     return False
 
 
-def _gaps_reason(array: Any) -> str:
-    """A worker gets a copy, and NumPy may round otherwise where elements lie otherwise."""
-    if type(array) is not np.ndarray or array.flags.forc:
-        return ""
-    return " with gaps between its elements, which a copy has not (use np.ascontiguousarray)"
-
-
-def _is_namedtuple(kind: type) -> bool:
-    return kind.__bases__ == (tuple,) and "_fields" in vars(kind)
-
-
-def _mapping_reason(value: types.MappingProxyType[Any, Any]) -> str:
-    """A proxy is constant only if nobody else has the dictionary behind it."""
-    if not is_private_proxy(value):
-        return " of a dictionary that is also held elsewhere, which can change"
-    if not is_constant(tuple(value)):
-        return " with keys that may change"
-    return next(filter(None, map(_value_reason, value.values())), "")
-
-
 # ---------------------------------------------------------------------- changed by backward
 
 
-def containers_in(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The lists and dictionaries among ``attributes``, in copies that keep what they hold now."""
-    return {name: _copied(value) for name, value in attributes.items() if type(value) in _CHANGED}
+def containers_in(attributes: dict[str, Any], compared: Collection[str]) -> dict[str, Any]:
+    """The lists and dictionaries among ``attributes`` that come back, in copies that keep what they
+    hold now; those that are ``compared`` do not."""
+    return {
+        name: _copied(value)
+        for name, value in attributes.items()
+        if type(value) in _CHANGED and name not in compared
+    }
 
 
 def changed_containers(attributes: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
@@ -197,61 +249,17 @@ def _holds(value: Any, old: Any) -> bool:
     return all(_holds(value[key], old[key]) for key in _keys(old))
 
 
-#: Those of SciPy's sparse formats that are a few arrays.
-_SPARSE = frozenset({"csr", "csc", "coo", "bsr", "dia"})
-
-
-def _is_sparse(value: Any) -> bool:
-    kind = type(value)
-    if not kind.__module__.startswith("scipy.sparse.") or not is_known_name(kind):
-        return False
-    return getattr(value, "format", None) in _SPARSE and not value.dtype.hasobject
-
-
-# ---------------------------------------------------------------------- classes of the user
-
-
-def classes_in(attributes: dict[str, Any]) -> tuple[type, ...]:
-    """The user's classes among the types of these attributes, each once, in a fixed order.
-
-    They are sent with the Function, by value, so that the class that backward names is the class of
-    the values on ctx.
-    """
-    found: dict[type, None] = {}
-    for value in attributes.values():
-        _collect(value, found)
-    return tuple(found)
-
-
-def _collect(value: Any, found: dict[type, None]) -> None:
-    kind = type(value)
-    if kind in _PLAIN:
-        return
-    inner: Iterable[Any] = ()
-    if kind in (list, tuple):
-        inner = value
-    elif kind in (dict, types.MappingProxyType):
-        inner = value.values()
-    elif _is_namedtuple(kind) or "__dataclass_fields__" in vars(kind) or isinstance(value, Enum):
-        if not is_known_name(kind):
-            found[kind] = None
-        inner = value if isinstance(value, tuple) else field_values(value)
-    for item in inner:
-        _collect(item, found)
-
-
-#: The types of most attributes of a ctx.
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, np.ndarray, Tensor})
-
-
 def pack_attributes(
     attributes: dict[str, Any], classes: tuple[type, ...], out_of_band: Callable[[Any], None]
 ) -> bytes:
-    """The attributes of a ctx, pickled; classes that are sent with its Function are numbers.
+    """The attributes of a ctx, pickled, with the names of those that are compared if there are any;
+    classes that are sent with its Function are numbers.
+
+    They are looked at again: code of the client may have set others since the Function was placed.
 
     Args:
         attributes: the attributes.
-        classes: the result of ``classes_in``.
+        classes: those of ``look_at``.
         out_of_band: gets the buffers of arrays.
     """
     if not attributes:
@@ -265,7 +273,8 @@ def pack_attributes(
         pickler.persistent_id = lambda value: (  # type: ignore[method-assign]
             numbers.get(value) if isinstance(value, type) else None
         )
-    pickler.dump(attributes)
+    compared = look_at(attributes).compared
+    pickler.dump((attributes, compared) if compared else attributes)
     return stream.getvalue()
 
 
@@ -277,11 +286,13 @@ class _AttributePickler(CodePickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is complex:  # copyreg has an entry for it, which can be replaced
             return complex, (obj.real, obj.imag)
-        if _is_sparse(obj):
+        if is_sparse(obj):
             # SciPy may sort its arrays in place: a worker needs them in memory of its own.
             return thaw, (pickle.dumps(obj, protocol=5),)
         if type(obj) is np.ndarray and not obj.flags.forc and not obj.dtype.hasobject:
             return reduce_array(obj)
-        if type(obj) is Tensor and type(obj._array) is np.ndarray and not obj.requires_grad:
-            return tensor_over, (obj._array, vars(obj))
+        if isinstance(obj, Tensor) and type(obj._array) is np.ndarray:
+            if type(obj) is Tensor and not obj.requires_grad:
+                return tensor_over, (obj._array, vars(obj))
+            return tensor_of_client, (type(obj), obj._array, obj.requires_grad)
         return super().reducer_override(obj)

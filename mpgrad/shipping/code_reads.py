@@ -12,6 +12,8 @@ from functools import lru_cache
 from types import CodeType
 from typing import NamedTuple
 
+from mpgrad.shipping.process_state import CHANGING_METHODS
+
 
 class Access(NamedTuple):
     """One use of a variable that is not local.
@@ -96,6 +98,23 @@ def code_reads(code: CodeType) -> CodeReads:
         nested = [constant for constant in current.co_consts if isinstance(constant, CodeType)]
         pending += [(inner, free & frozenset(inner.co_freevars)) for inner in nested]
     return CodeReads(tuple(accesses), tuple(attributes), tuple(stores), tuple(sets))
+
+
+def storing_line(code: CodeType, name: str) -> int:
+    """The first line that seems to change what it reads as ``name``: that names it, and stores an
+    item or an attribute, or calls a method that changes a container; 0 if there is none."""
+    last = name.rpartition(".")[2]
+    naming, storing = set[int](), set[int]()
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        if instruction.positions is not None and instruction.positions.lineno:
+            line = instruction.positions.lineno
+        if instruction.argval == last:
+            naming.add(line)
+        is_call = instruction.argval in CHANGING_METHODS
+        if is_call or instruction.opname.startswith(("STORE_S", "STORE_ATTR", "DELETE_SUBSCR")):
+            storing.add(line)
+    return min(naming & storing, default=0)
 
 
 def simple_parts(op: str, value: object) -> list[tuple[str, object]]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copyreg
 import datetime
 import decimal
 import fractions
-import gc
 import re
 import struct
 import sys
 import types
-from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
@@ -142,39 +139,11 @@ def is_importable(value: Any) -> bool:
     return found is value
 
 
-def is_made_anew(value: Any) -> bool:
-    """Whether a worker has an object of its own for ``value``, which is no constant."""
-    kinds = np.ndarray | tuple | frozenset | types.MappingProxyType
-    return isinstance(value, kinds) or is_frozen_dataclass(value)
-
-
 def is_enum_member(value: Any) -> bool:
     """True for a member of an Enum with a constant value and nothing else."""
     if not isinstance(value, Enum) or not is_constant(value._value_):
         return False
     return all(name.startswith("_") for name in vars(value))
-
-
-def is_frozen_dataclass(value: Any) -> bool:
-    """Whether ``value`` is an instance of one that has nothing but its fields."""
-    kind = type(value)
-    parameters = vars(kind).get("__dataclass_params__")
-    if parameters is None or not parameters.frozen or _has_own_pickle(kind):
-        return False
-    if hasattr(value, "__dict__"):
-        return vars(value).keys() <= kind.__dataclass_fields__.keys()
-    return all(hasattr(value, name) for name in kind.__dataclass_fields__)
-
-
-def _has_own_pickle(kind: type) -> bool:
-    """Whether the user says how instances are pickled, so that a copy may be something else."""
-    if kind in copyreg.dispatch_table:
-        return True
-    for name in ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"):
-        method = getattr(kind, name, None)
-        if isinstance(method, types.FunctionType) and method.__module__ != "dataclasses":
-            return True
-    return False
 
 
 def references(container: Any, key: Any) -> int:
@@ -185,26 +154,3 @@ def references(container: Any, key: Any) -> int:
 
 #: That of a value that only its container holds (it differs between interpreters).
 PRIVATE = references([[]], 0)
-
-
-def is_private_proxy(value: types.MappingProxyType[Any, Any]) -> bool:
-    """Whether nobody else has the dictionary behind it."""
-    behind = gc.get_referents(value)
-    return len(behind) == 1 and type(behind[0]) is dict and references(behind, 0) <= PRIVATE + 1
-
-
-def field_values(value: Any) -> list[Any]:
-    """What a dataclass, or another object with attributes, holds."""
-    if hasattr(value, "__dict__"):
-        return list(vars(value).values())
-    return [getattr(value, name) for name in getattr(value, "__dataclass_fields__", ())]
-
-
-def parts_of(value: Any) -> Iterable[Any] | None:
-    """What is in a tuple, a frozenset, a frozen dataclass, or a proxy of a dictionary that nobody
-    else has; None for everything else."""
-    if isinstance(value, tuple | frozenset):
-        return value
-    if isinstance(value, types.MappingProxyType):
-        return [*value, *value.values()] if is_private_proxy(value) else None
-    return field_values(value) if is_frozen_dataclass(value) else None

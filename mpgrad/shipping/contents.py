@@ -1,83 +1,278 @@
-"""Arrays that a Function reads from its surroundings: compared before each backward, and read-only
-in workers.
+"""What a Function reads from its surroundings and travels by value: compared before each backward
+in the calling process, and after each run in a worker.
 
-Nobody can forbid that an array is changed, but one can see that it was: a copy of its bytes is kept
-and compared. In a worker it lies in memory that cannot be written, so that code which changes it
-in place is an error there, and no change is lost in silence.
+A worker has a private copy, which code may change like the original. What has changed after a run
+is thrown away with the result of that run, and the backward is repeated in the calling process. So
+nobody needs to prove from code that it only reads. Arrays are compared byte by byte, everything
+else by a ``fingerprint`` of the same object in the same process.
 """
 
 from __future__ import annotations
 
-import dis
+import ctypes
 import functools
-from types import CodeType
-from typing import Any, Literal, NamedTuple, TypeAlias
+import io
+import pickle
+import types
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
-from mpgrad.shipping.own_containers import stores_elsewhere
+from mpgrad.shipping.generated_members import IGNORED
+from mpgrad.shipping.installed_state import is_known_name
+from mpgrad.tensors.tensor import Tensor
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 #: Bytes of an array that may be compared before each backward.
-COMPARED_MAX = 1 << 20
-
-#: Methods of arrays that change them.
-_CHANGING = frozenset(
-    {"byteswap", "fill", "itemset", "partition", "put", "resize", "setfield", "setflags", "sort"}
-)
+COMPARED_MAX = 8 << 20
+#: Bytes of an array below which a copy of them is compared.
+COPIED_MAX = 256 << 10
+#: Those of SciPy's sparse formats that are a few arrays.
+_SPARSE = frozenset({"csr", "csc", "coo", "bsr", "dia"})
 
 
 class ArrayContent(NamedTuple):
-    """An array, what was in it, and how it lay in memory."""
+    """An array, what was in it, and how it lay in memory.
+
+    ``label`` says in words who reads it: "f() reads the global `X`".
+    """
 
     array: Array
     kept: bytes
     layout: tuple[Any, ...]
+    label: str
 
     @classmethod
-    def of(cls, array: Array) -> ArrayContent:
+    def of(cls, array: Array, label: str) -> ArrayContent:
         """As it is now."""
-        return cls(array, array.tobytes("A"), (array.shape, array.dtype, array.strides))
+        return cls(array, array.tobytes("A"), (array.shape, array.dtype, array.strides), label)
 
     def is_current(self) -> bool:
         """Whether its bytes and its layout, which code can set, still are those."""
         if (self.array.shape, self.array.dtype, self.array.strides) != self.layout:
             return False
-        flat = self.array.reshape(-1, order="A").view(np.uint8)
-        return flat.nbytes == len(self.kept) and flat.data == memoryview(self.kept)
+        if len(self.kept) >= COPIED_MAX and self.array.flags.forc and len(self.kept) % 8 == 0:
+            # Half as long as the copy below takes.
+            words = self.array.reshape(-1, order="A").view(np.uint64)
+            return np.array_equal(words, np.frombuffer(self.kept, np.uint64))
+        # Bytes are compared at once, elements of a memoryview one by one.
+        return self.array.tobytes("A") == self.kept
+
+
+class SparseContent(NamedTuple):
+    """A sparse matrix of SciPy, what its arrays held, and how to make it as it was."""
+
+    matrix: Any
+    kept: list[bytes]
+    make: Callable[[], Any]
+    label: str
+
+    @classmethod
+    def of(cls, matrix: Any, make: Callable[[], Any], label: str) -> SparseContent:
+        """As it is now."""
+        return cls(matrix, _bytes_of(matrix), make, label)
+
+    def is_current(self) -> bool:
+        """Whether its elements still are those: SciPy sorts them in place when it needs that."""
+        if _bytes_of(self.matrix) == self.kept:
+            return True
+        return _in_order(self.matrix) == _in_order(self.make())
+
+
+Content: TypeAlias = ArrayContent | SparseContent
+
+
+def what_changed(contents: Sequence[Content]) -> str:
+    """One of them that has changed, in words; empty if none has."""
+    for content in contents:
+        if not content.is_current():
+            kind = "an array" if isinstance(content, ArrayContent) else "a sparse matrix"
+            return f"{kind} ({content.label})"
+    return ""
+
+
+def _bytes_of(matrix: Any) -> list[bytes]:
+    """What its arrays hold."""
+    found = [value if isinstance(value, tuple) else (value,) for value in vars(matrix).values()]
+    return [part.tobytes() for parts in found for part in parts if isinstance(part, np.ndarray)]
+
+
+def _in_order(matrix: Any) -> tuple[Any, ...]:
+    """The same for two matrices with equal elements."""
+    rows = matrix.tocsr(copy=True)
+    rows.sum_duplicates()
+    return rows.shape, rows.dtype, _bytes_of(rows)
 
 
 def is_comparable(value: Any) -> bool:
     """Whether the content of ``value`` can be kept and compared."""
-    if type(value) is not np.ndarray or value.dtype.hasobject or value.nbytes > COMPARED_MAX:
+    if type(value) is not np.ndarray or value.dtype.hasobject:
         return False
-    return bool(value.size and (value.flags.c_contiguous or value.flags.f_contiguous))
+    return _span(value)[1] <= COMPARED_MAX
 
 
-def reduce_array(array: Array) -> Any:
-    """What pickle needs to make a read-only array with the same layout."""
-    order: Literal["C", "F"] = "F" if array.flags.fnc else "C"
-    return _read_only, (array.tobytes(order), array.dtype, array.shape, order)
+def is_sparse(value: Any) -> bool:
+    """Whether ``value`` is a sparse matrix of SciPy that consists of a few arrays."""
+    kind = type(value)
+    if not kind.__module__.startswith("scipy.sparse.") or not is_known_name(kind):
+        return False
+    return getattr(value, "format", None) in _SPARSE and not value.dtype.hasobject
 
 
-def _read_only(content: bytes, dtype: Any, shape: tuple[int, ...], order: Any) -> Array:
-    return np.frombuffer(content, dtype).reshape(shape, order=order)
+def content_of(value: Any, label: str) -> Content:
+    """An array, or a sparse matrix, as it is now."""
+    if type(value) is np.ndarray:
+        return ArrayContent.of(value, label)
+    return SparseContent.of(value, functools.partial(_itself, value.copy()), label)
 
 
-@functools.lru_cache(4096)
-def changes_items(code: CodeType) -> bool:
-    """Whether code may change an array in place that it has not made: items that are set, ``out=``,
-    ``x.sort()``.
+def _itself(value: Any) -> Any:
+    return value
 
-    What it overlooks (``x += 1``) is an error in a worker.
+
+# ---------------------------------------------------------------------- arrays that travel
+
+
+def _span(array: Array) -> tuple[int, int]:
+    """Where the memory that ``array`` spans begins, and its bytes."""
+    if not array.size:
+        return 0, 0
+    low, high = byte_bounds(array)
+    return low, high - low
+
+
+def reduce_array(array: Array, label: str = "") -> Any:
+    """What pickle needs to make a private copy of the array, with the same strides: NumPy rounds
+    otherwise where elements lie otherwise."""
+    start, nbytes = _span(array)
+    if array.flags.forc or not nbytes:
+        data, first = array.tobytes("A"), 0
+    else:
+        data, first = ctypes.string_at(start, nbytes), array.ctypes.data - start
+    layout = array.dtype, array.shape, first, array.strides, array.flags.writeable
+    return private_copy, (data, *layout, label)
+
+
+def private_copy(
+    data: bytes,
+    dtype: Any,
+    shape: tuple[int, ...],
+    first: int,
+    strides: tuple[int, ...],
+    writeable: bool,
+    label: str,
+) -> Array:
+    """An array in memory of its own; ``loading`` knows ``label``."""
+    copied = np.ndarray(shape, dtype, bytearray(data), first, strides)
+    copied.flags.writeable = writeable
+    return copied
+
+
+# ---------------------------------------------------------------------- all other values
+
+
+def fingerprint(values: Sequence[Any], contents: Sequence[Content] = ()) -> bytes:
+    """Bytes that stay the same as long as nobody changes what ``values`` reach.
+
+    Only those of the same objects in the same process may be compared. The arrays and sparse
+    matrices of ``contents``, which are compared as such, count by identity. It is empty if
+    something cannot be pickled.
     """
-    names = (instruction.argval for instruction in dis.get_instructions(code))
-    if any(isinstance(name, str) and name in _CHANGING for name in names):
-        return True
-    if stores_elsewhere(code):
-        return True
-    # The names of keyword arguments stand among the constants.
-    has_out = any(isinstance(value, tuple) and "out" in value for value in code.co_consts)
-    inner = [value for value in code.co_consts if isinstance(value, CodeType)]
-    return has_out or any(map(changes_items, inner))
+    try:
+        return Fingerprint({id(content[0]) for content in contents}).of(values)
+    except Exception:  # pickling runs code of the user's
+        return b""
+
+
+def plain_bytes(value: Any) -> bytes:
+    """Bytes of a container of plain values that are the same in each process; empty if there are
+    none."""
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream, protocol=5)
+    pickler.fast = True  # without numbers for objects that occur twice
+    try:
+        pickler.dump(sorted(value) if isinstance(value, set) else value)
+    except Exception:
+        return b""
+    return stream.getvalue()
+
+
+class Fingerprint(pickle.Pickler):
+    """Pickles values, with numbers in place of code.
+
+    Attributes:
+        met: functions, classes and objects that are in them, but no containers of Python.
+    """
+
+    def __init__(self, known: Collection[int] = ()) -> None:
+        self._known = known
+        self._stream = io.BytesIO()
+        super().__init__(self._stream, protocol=5)
+        self.met: list[Any] = []
+        self._classes: dict[type, None] = {}
+
+    def of(self, values: Sequence[Any]) -> bytes:
+        """The fingerprint."""
+        self.dump(values)
+        done = 0
+        while done < len(self._classes):  # code may set attributes of an object's class
+            cls = list(self._classes)[done]
+            self.dump(_settings_of(cls))
+            done += 1
+        return self._stream.getvalue()
+
+    def reducer_override(self, obj: Any) -> Any:
+        if obj is _number:
+            return NotImplemented
+        self.met.append(obj)
+        if isinstance(obj, type):
+            if not is_known_name(obj):
+                self._classes.setdefault(obj)
+            return _number, (id(obj),)
+        if isinstance(obj, types.FunctionType):
+            if is_known_name(obj):
+                return _number, (id(obj),)
+            state = id(obj.__code__), obj.__defaults__, obj.__kwdefaults__, vars(obj)
+            return _number, (id(obj), *state)
+        if id(obj) in self._known or isinstance(obj, _BY_IDENTITY) or obj is np.random.mtrand._rand:  # type: ignore[attr-defined]
+            return _number, (id(obj),)
+        if type(obj) is np.ndarray and not obj.flags.writeable:
+            return _number, (obj.ctypes.data, obj.shape, obj.strides, obj.dtype)
+        if isinstance(obj, Tensor):
+            version = obj._version_counter.value
+            return _number, (id(obj), id(obj._array), version, obj.requires_grad, vars(obj))
+        if isinstance(obj, np.ma.MaskedArray):  # asking for its fill value sets that
+            return _number, (
+                obj.data.tobytes(),
+                obj.mask.tobytes(),
+                repr(obj.fill_value),
+                vars(obj).get("_hardmask"),
+            )
+        if isinstance(obj, types.MappingProxyType):
+            return _number, (dict(obj),)
+        return NotImplemented
+
+
+_BY_IDENTITY = (
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    types.MethodDescriptorType,
+    np.ufunc,
+    functools._lru_cache_wrapper,
+)
+
+
+def _number(*parts: Any) -> Any:
+    """Stands in a fingerprint before the numbers of what cannot be compared by its pickle."""
+
+
+def _settings_of(cls: type) -> list[tuple[str, Any]]:
+    """The attributes of a class that are no code."""
+    return [
+        (name, value)
+        for name, value in vars(cls).items()
+        if name not in IGNORED and not hasattr(type(value), "__get__")
+    ]

@@ -21,29 +21,34 @@ import pickle
 import sys
 import threading
 import types
+import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import cloudpickle
+import numpy as np
 
 from mpgrad.autograd.function import Function
+from mpgrad.shipping.code_reads import storing_line
 from mpgrad.shipping.constants import MISSING
-from mpgrad.shipping.contents import is_comparable, reduce_array
+from mpgrad.shipping.contents import is_sparse, reduce_array
 from mpgrad.shipping.findings import Survey
+from mpgrad.shipping.loading import tensor_of_client, thaw
 from mpgrad.shipping.purity import survey
-from mpgrad.wire.code_pickles import CodePickler
+from mpgrad.shipping.remedies import Obstacle, advice, in_one_line, may_promise
+from mpgrad.tensors.refused_reads import refuse
+from mpgrad.tensors.tensor import Tensor
+from mpgrad.wire.code_pickles import CodePickler, by_value
 
 #: The number of classes that are remembered; a dropped class is analysed again.
 CACHE_LIMIT = 1024
 
-_REMEDY = "To run it on a worker, pass the value through ctx or make it an immutable constant"
-_PROMISE = (
-    'or set run_on = "worker" on the class, which promises that its result depends on nothing else '
-    '(run_on = "client" keeps it in this process without this warning)'
-)
+#: The classes that have raised on a worker what they do not raise in this process, and the words.
+_kept_here: weakref.WeakKeyDictionary[type[Function], str] = weakref.WeakKeyDictionary()
+
+#: The classes that have run and have changed nothing that is compared.
+_tried: weakref.WeakSet[type[Function]] = weakref.WeakSet()
 
 _lock = threading.RLock()
 _entries: OrderedDict[tuple[type, ...], _Entry] = OrderedDict()
@@ -57,15 +62,21 @@ class ShippedCode:
     blob: bytes
     #: Classes in it of which a ctx holds instances.
     held: tuple[type, ...] = ()
+    #: Whether it reads values that its backward could change.
+    has_values: bool = False
+    #: Ids of objects that it reads and that are equal to nothing but themselves.
+    reached: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where backward runs: ``reason`` why not on a worker, ``code`` to send to a worker."""
+    """Where backward runs: ``reason`` why not on a worker, ``code`` to send to a worker; ``line``
+    is the reason in short."""
 
     run_on: Literal["worker", "client"]
     reason: str = ""
     code: ShippedCode | None = None
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,8 @@ def decide(cls: type[Function], held: tuple[type, ...] = ()) -> Decision:
     asked = cls._checked_run_on()
     if asked == "client":
         return Decision("client", f'{cls.__qualname__} has run_on = "client"')
+    if asked is None and (reason := _kept_here.get(cls)):
+        return Decision("client", reason)
     entry = _entries.get((cls, *held))
     if entry is not None and entry.asked == asked and entry.survey.is_current():
         if asked is None or not entry.survey.can_change_unseen:
@@ -106,6 +119,30 @@ def decide(cls: type[Function], held: tuple[type, ...] = ()) -> Decision:
         if len(_entries) > CACHE_LIMIT:
             _entries.popitem(last=False)
     return entry.decision
+
+
+def keep_in_client(cls: type[Function], reason: str) -> None:
+    """Let ``cls.backward`` run in the client from now on, unless it has ``run_on = "worker"``."""
+    _kept_here[cls] = reason
+
+
+def note_tried(functions: Iterable[type[Function]]) -> None:
+    """Their backward has run, and has changed nothing that is compared."""
+    _tried.update(functions)
+
+
+def is_tried(cls: type[Function]) -> bool:
+    """Whether that is known of ``cls``."""
+    return cls in _tried
+
+
+def changing_line(cls: type[Function], name: str) -> str:
+    """Where the code of ``cls`` changes what it reads as ``name``, in words; empty if unknown."""
+    for (one, *_), entry in list(_entries.items()):
+        for state in entry.survey.functions if one is cls else ():
+            if line := storing_line(state.code, name):
+                return f"{state.function.__qualname__}() (line {line})"
+    return ""
 
 
 def what_changed(cls: type[Function], held: tuple[type, ...] = ()) -> str:
@@ -142,32 +179,38 @@ def _decide(
         if asked == "worker":
             raise
         why = f"its code cannot be looked through ({type(error).__name__}: {error})"
-        return _Entry(asked, Decision("client", _reason(cls, why)), Survey())
+        return _Entry(asked, _stays(cls, Obstacle(why)), Survey())
     if found.debugger and asked is None:
         why = f"in {cls.__qualname__}, {found.debugger}: it stops in this process"
         return _Entry(asked, Decision("client", why), found)
     if found.problems and asked is None:
-        return _Entry(asked, Decision("client", _reason(cls, found.problems[0])), found)
+        promises = may_promise(found.problems)
+        return _Entry(asked, _stays(cls, found.problems[0], may_promise=promises), found)
     try:
         blob = _dump(cls, held, found)
     except Exception as error:  # pickling runs arbitrary user code, so anything may be raised
         why = f"its code cannot be pickled ({type(error).__name__}: {error})"
         if asked is None:
-            return _Entry(asked, Decision("client", _reason(cls, why)), found)
+            return _Entry(asked, _stays(cls, Obstacle(why)), found)
         raise TypeError(
             f'{cls.__qualname__} has run_on = "worker", but {why}. Remove values that cannot be '
             'pickled from its globals and closures, or set run_on = "client".'
         ) from error
     if not found.is_current():  # another thread wrote between the survey and the dump
         why = "what it reads changes while it is being read"
-        return _Entry(asked, Decision("client", _reason(cls, why)), found)
+        return _Entry(asked, _stays(cls, Obstacle(why)), found)
     name = f"{cls.__module__}.{cls.__qualname__}"
-    digest = hashlib.blake2b(name.encode() + b"\0" + blob, digest_size=16).hexdigest()
-    return _Entry(asked, Decision("worker", "", ShippedCode(digest, blob, held)), found)
+    digest = hashlib.blake2b(
+        name.encode(errors="surrogatepass") + b"\0" + blob, digest_size=16
+    ).hexdigest()
+    shipped = ShippedCode(digest, blob, held, bool(found.values or found.contents), found.reached)
+    return _Entry(asked, Decision("worker", "", shipped), found)
 
 
-def _reason(cls: type[Function], problem: str) -> str:
-    return f"in {cls.__qualname__}, {problem}. {_REMEDY}; {_PROMISE}"
+def _stays(cls: type[Function], problem: Obstacle, *, may_promise: bool = False) -> Decision:
+    name = cls.__qualname__
+    reason = f"in {name}, {problem.text}. {advice(problem, may_promise=may_promise)}"
+    return Decision("client", reason, line=in_one_line(name, problem))
 
 
 # ---------------------------------------------------------------------- code as bytes
@@ -176,33 +219,19 @@ def _reason(cls: type[Function], problem: str) -> str:
 def _dump(cls: type[Function], held: tuple[type, ...], found: Survey) -> bytes:
     """Pickle the class, with the classes that its ctx holds if there are any. The settings and the
     aliases of installed modules follow in a second pickle if there are any."""
-    both = found.settings, found.aliases
-    settings = pickle.dumps(both, protocol=5) if any(both) else b""
+    tables = {where: kept for where, (_, kept) in found.tables.items()}
+    of_modules = found.settings, found.aliases, tables
+    settings = pickle.dumps(of_modules, protocol=5) if any(of_modules) else b""
     module = sys.modules.get(cls.__module__)
     if not held and module is not None and found.is_imported(vars(module)):
         return pickle.dumps(cls, protocol=5) + settings
     buffer = io.BytesIO()
-    with _travelling_by_value(found.user_modules):
-        _FunctionPickler(buffer, found).dump((cls, *held) if held else cls)
+    loaded = sys.modules
+    with by_value([one for name, one in found.user_modules.items() if loaded.get(name) is one]):
+        pickler = _FunctionPickler(buffer, found)
+        # One pickle, so that equal objects are one object there, too.
+        pickler.dump(((cls, *held), [value for value, _ in found.values], found.readers()))
     return buffer.getvalue() + settings
-
-
-@contextmanager
-def _travelling_by_value(modules: dict[str, types.ModuleType]) -> Iterator[None]:
-    """Register modules with cloudpickle for one dump (the caller holds the lock)."""
-    already = cloudpickle.list_registry_pickle_by_value()
-    added = [
-        module
-        for name, module in modules.items()
-        if name not in already and sys.modules.get(name) is module
-    ]
-    for module in added:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in added:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 class _FunctionPickler(CodePickler):
@@ -223,8 +252,14 @@ class _FunctionPickler(CodePickler):
             return self._reduce_module(obj)
         if type(obj) is complex:  # copyreg has an entry for it, which can be replaced
             return complex, (obj.real, obj.imag)
-        if is_comparable(obj) and self._found.is_content(obj):
-            return reduce_array(obj)
+        if type(obj) is np.ndarray and not obj.dtype.hasobject:
+            return reduce_array(obj, self._found.label_of(obj))
+        if isinstance(obj, Tensor) and type(obj._array) is np.ndarray:
+            return tensor_of_client, (type(obj), obj._array, obj.requires_grad)
+        if is_sparse(obj):
+            return thaw, (pickle.dumps(obj, protocol=5), self._found.label_of(obj))
+        if obj is np.random.mtrand._rand:  # type: ignore[attr-defined]
+            return getattr, (np.random.mtrand, "_rand")
         if isinstance(obj, functools._lru_cache_wrapper) and not self._found.is_imported_name(obj):
             # Without this it would be sent by name.
             parameters = obj.cache_parameters()
@@ -299,7 +334,7 @@ class _LeftOut:
         self._name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(
+        raise refuse(
             f"{self._name} was called from backward on a worker, where it was not sent; set "
             'run_on = "client" on the Function'
         )

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from mpgrad.shipping.constants import MISSING, is_importable, same
-from mpgrad.shipping.contents import COMPARED_MAX, ArrayContent
+from mpgrad.shipping.contents import Content, fingerprint, plain_bytes
 from mpgrad.shipping.process_state import is_installed_namespace, is_known_namespace
+from mpgrad.shipping.remedies import Obstacle, Remedy, remedy_of
 
 
 @dataclass
@@ -33,13 +32,19 @@ class Survey:
         settings: constants in installed modules, by module and name, which are sent along.
         aliases: functions that an installed module holds under another name than their own: their
             own names, by module and name.
+        tables: containers in installed modules, by module and name, and what was in them. Workers
+            have their own, which must be equal.
         cells: (a closure's variable, the value then).
         classes: (class, its bases, the number of its attributes).
-        contents: arrays that are read, and what was in them.
+        contents: arrays and sparse matrices that are read, and what was in them.
+        values: other values that travel as copies, with their readers in words.
+        kept: their fingerprint.
+        sets_attributes: whether the code sets attributes, perhaps of functions and classes.
+        reached: ids of objects that are equal to nothing but themselves.
     """
 
     is_promised: bool = False
-    problems: list[str] = field(default_factory=list)
+    problems: list[Obstacle] = field(default_factory=list)
     debugger: str = ""
     user_modules: dict[str, types.ModuleType] = field(default_factory=dict)
     module_reads: dict[int, tuple[types.ModuleType, dict[str, Any]]] = field(default_factory=dict)
@@ -49,9 +54,18 @@ class Survey:
     functions: list[FunctionState] = field(default_factory=list)
     settings: dict[tuple[str, str], Any] = field(default_factory=dict)
     aliases: dict[tuple[str, str], str] = field(default_factory=dict)
+    tables: dict[tuple[str, str], tuple[Any, bytes]] = field(default_factory=dict)
     cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
     classes: list[tuple[type, tuple[type, ...], int]] = field(default_factory=list)
-    contents: list[ArrayContent] = field(default_factory=list)
+    contents: list[Content] = field(default_factory=list)
+    values: list[tuple[Any, str]] = field(default_factory=list)
+    kept: bytes = b""
+    reached: frozenset[int] = frozenset()
+    sets_attributes: bool = False
+
+    def add(self, text: str, remedy: Remedy = Remedy.TOLD) -> None:
+        """Note a problem."""
+        self.problems.append(Obstacle(text, remedy))
 
     @property
     def can_change_unseen(self) -> bool:
@@ -69,9 +83,20 @@ class Survey:
         module = sys.modules.get(getattr(value, "__module__", None) or "")
         return module is not None and self.is_imported(vars(module)) and is_importable(value)
 
-    def is_content(self, array: Any) -> bool:
-        """Whether ``array`` is one of those whose content is compared."""
-        return any(array is content.array for content in self.contents)
+    def label_of(self, array: Any) -> str:
+        """Who reads ``array`` or a sparse matrix whose content is compared."""
+        return next((found.label for found in self.contents if found[0] is array), "")
+
+    def readers(self) -> str:
+        """Who reads the values, in words."""
+        labels = dict.fromkeys(label for _, label in self.values if label)
+        return " or ".join(labels) or "an attribute of its code"
+
+    def fingerprint(self) -> bytes:
+        """That of the values as they are now."""
+        if not self.values:
+            return b""
+        return fingerprint([value for value, _ in self.values], self.contents)
 
     def is_current(self) -> bool:
         """Whether everything that was read is unchanged. The call takes microseconds."""
@@ -101,6 +126,11 @@ class Survey:
         for content in self.contents:
             if not content.is_current():
                 return "an array"
+        for (module, name), (table, before) in self.tables.items():
+            if plain_bytes(table) != before:
+                return f"{module}.{name}"
+        if self.fingerprint() != self.kept:
+            return self.readers()
         return ""
 
 
@@ -179,17 +209,11 @@ def line_of(function: types.FunctionType, line: int) -> str:
 
 
 def what_can_change(value: Any) -> str:
-    """What ``value`` is, and what to write in its place if a worker may have that."""
-    kind, remedy = type(value), ""
-    if kind in (list, dict):
-        remedy = " (write a tuple)" if kind is list else " (write types.MappingProxyType({...}))"
-    elif "__dataclass_params__" in vars(kind) and not value.__dataclass_params__.frozen:
-        remedy = " (write @dataclass(frozen=True))"
-    elif kind is np.ndarray and value.nbytes > COMPARED_MAX:
-        remedy = f" (arrays of up to {COMPARED_MAX >> 20} MiB are compared: set it on ctx)"
-    elif kind.__module__.startswith("scipy.sparse.") and hasattr(value, "format"):
-        remedy = " (set it on ctx)"
-    return f"{article(kind.__name__)}, which can change{remedy}"
+    """What ``value`` is, and why it does not travel."""
+    noun = article(type(value).__name__)
+    if remedy_of(value) is Remedy.DRAWS:
+        return f"{noun}, which draws random numbers"
+    return f"{noun}, which cannot be copied faithfully"
 
 
 def article(noun: str) -> str:

@@ -84,6 +84,13 @@ def is_replaced(module: ModuleType | type, attribute: str, value: Any) -> bool:
     return home is not None and not is_known_namespace(vars(home))
 
 
+def hooks_of_all_modules() -> str:
+    """In words, if user code has put hooks around the calls of all Modules, which workers have not;
+    else empty."""
+    module = sys.modules.get("mpgrad.nn.module_hooks")
+    return "hooks of all Modules" if module is not None and len(module.OF_ALL) else ""
+
+
 def is_of_a_package(value: FunctionType | type) -> bool:
     """Whether a function or class belongs to an installed package whose state is not known."""
     if isinstance(value, FunctionType):

@@ -7,22 +7,44 @@ import io
 import pickle
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from mpgrad.autograd.function import Function
 from mpgrad.shipping.constants import MISSING, same
+from mpgrad.shipping.contents import (
+    ArrayContent,
+    Content,
+    SparseContent,
+    fingerprint,
+    plain_bytes,
+    private_copy,
+    what_changed,
+)
 from mpgrad.tensors.tensor import Tensor
 
-#: Constants of installed modules in the sending process, by module and name.
+#: Constants of installed modules and their classes in the sending process, by module and name.
 Settings = dict[tuple[str, str], Any]
 
 
 class Loaded(NamedTuple):
-    """A Function, the settings for each of its runs, and classes of values on its ctx."""
+    """A Function, the settings for each of its runs, classes of values on its ctx, and what it
+    reads besides: arrays, and other values with their fingerprint and readers."""
 
     function: type[Function]
     settings: Settings
     held: tuple[type, ...]
+    contents: list[Content]
+    values: list[Any]
+    kept: bytes
+    readers: str
+
+    def what_changed(self) -> str:
+        """One thing that a run has changed, in words; empty if there is none."""
+        if changed := what_changed(self.contents):
+            return changed
+        is_other = self.values and fingerprint(self.values, self.contents) != self.kept
+        return f"a value ({self.readers})" if is_other else ""
 
 
 def load(blob: bytes) -> type[Function]:
@@ -39,16 +61,22 @@ def load_all(blob: bytes) -> Loaded:
 
     Raises:
         TypeError: the blob holds something else.
-        RuntimeError: see ``_require_aliases``.
+        RuntimeError: see ``_require_aliases`` and ``_require_tables``.
     """
     stream = io.BytesIO(blob)
-    found = pickle.load(stream)
-    cls, *held = found if isinstance(found, tuple) else (found,)
+    unpickler = _Unpickler(stream)
+    contents: list[Content] = []
+    unpickler.contents = contents
+    found = unpickler.load()
+    (cls, *held), values, readers = found if isinstance(found, tuple) else ((found,), [], "")
     if not (isinstance(cls, type) and issubclass(cls, Function)):
         raise TypeError(f"shipped code holds {cls!r}, not a Function class")
-    settings, aliases = pickle.load(stream) if stream.tell() < len(blob) else ({}, {})
+    is_more = stream.tell() < len(blob)
+    settings, aliases, tables = pickle.load(stream) if is_more else ({}, {}, {})
     _require_aliases(cls, aliases)
-    return Loaded(cls, settings, tuple(held))
+    _require_tables(cls, tables)
+    kept = fingerprint(values, contents) if values else b""
+    return Loaded(cls, settings, tuple(held), contents, values, kept, readers)
 
 
 def _require_aliases(cls: type[Function], aliases: dict[tuple[str, str], str]) -> None:
@@ -68,19 +96,42 @@ def _require_aliases(cls: type[Function], aliases: dict[tuple[str, str], str]) -
             )
 
 
-def load_attributes(data: bytes, buffers: Sequence[Any], held: tuple[type, ...]) -> dict[str, Any]:
-    """The attributes that ``pack_attributes`` has packed."""
+def load_attributes(
+    data: bytes,
+    buffers: Sequence[Any],
+    held: tuple[type, ...],
+    noted: list[Content] | None = None,
+    compared: list[str] | None = None,
+) -> dict[str, Any]:
+    """The attributes that ``pack_attributes`` has packed.
+
+    Args:
+        data, buffers, held: what it has made.
+        noted: gets the content of each array and sparse matrix that lies in memory of its own.
+        compared: gets the names of the attributes that are to be compared.
+    """
     if not data:
         return {}
     unpickler = _Unpickler(io.BytesIO(data), buffers=buffers)
-    unpickler.held = held
-    attributes: dict[str, Any] = unpickler.load()
-    return attributes
+    unpickler.held, unpickler.contents = held, noted
+    found = unpickler.load()
+    attributes, names = found if isinstance(found, tuple) else (found, ())
+    if compared is not None:
+        compared.extend(names)
+    return attributes  # type: ignore[no-any-return]
 
 
-def thaw(data: bytes) -> Any:
-    """An object whose arrays were packed with it, and belong to it."""
+def thaw(data: bytes, label: str = "") -> Any:
+    """An object whose arrays were packed with it, and belong to it; ``label`` says who reads it."""
     return pickle.loads(data)
+
+
+def tensor_of_client(kind: type[Tensor], array: Any, requires_grad: bool) -> Tensor:
+    """A stand-in for a tensor of the client that code reads by name."""
+    made = kind.__new__(kind)
+    Tensor.__init__(made, array, requires_grad=requires_grad)
+    made._belongs_to_client = True  # type: ignore[attr-defined]
+    return made
 
 
 def tensor_over(array: Any, attributes: dict[str, Any]) -> Tensor:
@@ -90,8 +141,47 @@ def tensor_over(array: Any, attributes: dict[str, Any]) -> Tensor:
     return tensor
 
 
+def _require_tables(cls: type[Function], tables: dict[tuple[str, str], bytes]) -> None:
+    """Check that containers in installed modules hold the same here as in the calling process.
+
+    Raises:
+        RuntimeError: the program has changed one of them.
+    """
+    for (name, attribute), kept in tables.items():
+        module = sys.modules.get(name) or importlib.import_module(name)
+        if plain_bytes(vars(module).get(attribute)) != kept:
+            raise RuntimeError(
+                f"{cls.__qualname__} reads {name}.{attribute}, which has been changed in the "
+                f'calling process, but not in its workers; set run_on = "client" on '
+                f"{cls.__qualname__}"
+            )
+
+
 class _Unpickler(pickle.Unpickler):
-    held: tuple[type, ...]
+    """It notes what lies in memory of its own, if ``contents`` is a list."""
+
+    held: tuple[type, ...] = ()
+    contents: list[Content] | None = None
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if self.contents is None or found not in (thaw, private_copy):
+            return found
+        return self._noted_sparse if found is thaw else self._noted_copy
+
+    def _noted_copy(self, *arguments: Any) -> Any:
+        array = private_copy(*arguments)
+        self._note(ArrayContent.of(array, arguments[-1] or "on ctx"))
+        return array
+
+    def _noted_sparse(self, data: bytes, label: str = "on ctx") -> Any:
+        matrix = thaw(data)
+        self._note(SparseContent.of(matrix, partial(thaw, data), label))
+        return matrix
+
+    def _note(self, content: Content) -> None:
+        assert self.contents is not None
+        self.contents.append(content)
 
     def persistent_load(self, number: int) -> type:
         return self.held[number]
@@ -100,6 +190,10 @@ class _Unpickler(pickle.Unpickler):
 def establish(settings: Settings) -> None:
     """Give globals of installed modules the values of the sending process."""
     for (name, attribute), value in settings.items():
-        module = sys.modules.get(name) or importlib.import_module(name)
-        if not same(vars(module).get(attribute, MISSING), value):
-            setattr(module, attribute, value)
+        owner: Any = sys.modules.get(name) or importlib.import_module(name)
+        *path, last = attribute.split(".")
+        for part in path:  # a constant of a class
+            owner = getattr(owner, part)
+        now = getattr(owner, last, MISSING) if path else vars(owner).get(last, MISSING)
+        if not same(now, value):
+            setattr(owner, last, value)

@@ -64,7 +64,7 @@ _PURE_PARTS = {
 }
 
 #: Why what ``process_state`` finds keeps a Function in the client.
-OF_ONE_PROCESS = "whose state belongs to one process (files, random numbers, threads or settings)"
+OF_ONE_PROCESS = "whose state belongs to one process"
 
 #: Module -> attributes whose value or effect belongs to one process ("*": all but _HARMLESS).
 _BELONGS_TO_PROCESS = {
@@ -77,6 +77,12 @@ _BELONGS_TO_PROCESS = {
     "decimal": _words("getcontext setcontext DefaultContext BasicContext ExtendedContext"),
     "locale": _words("setlocale"),
     # Registers of the process, identities, and functions that change their argument.
+    # They read and write files.
+    "bz2": _words("open BZ2File"),
+    "lzma": _words("open LZMAFile"),
+    "contextlib": _words("chdir"),
+    "numpy.rec": _words("fromfile"),
+    "scipy.datasets": _EVERYTHING,
     "abc": _words("get_cache_token update_abstractmethods"),
     "dataclasses": _words("dataclass"),
     "functools": _words("total_ordering update_wrapper wraps"),
@@ -86,7 +92,7 @@ _BELONGS_TO_PROCESS = {
         "clear_overloads final get_overloads get_type_hints no_type_check overload "
         "runtime_checkable"
     ),
-    "uuid": _words("uuid1 uuid4 getnode"),
+    "uuid": _words("uuid1 uuid4 uuid6 uuid7 getnode"),
     "numpy": _words(
         "seterr seterrcall geterrcall setbufsize set_printoptions set_string_function load save "
         "savez savez_compressed loadtxt savetxt genfromtxt fromfile fromregex memmap DataSource "
@@ -138,7 +144,8 @@ _MPGRAD_CLIENT = _words(
     "current_graph_task_execution_order will_engine_execute_node record_function "
     "set_default_device get_default_device set_device current_device memory_allocated "
     "set_default_dtype get_default_dtype Parameter get_float32_matmul_precision "
-    "set_float32_matmul_precision allow_tf32 is_inference is_inference_mode_enabled"
+    "set_float32_matmul_precision allow_tf32 is_inference is_inference_mode_enabled "
+    "is_multithreading_enabled set_multithreading_enabled kl_divergence register_kl"
 )
 
 #: Attributes of objects that could not be followed, and that nearly always mean randomness,
@@ -146,9 +153,18 @@ _MPGRAD_CLIENT = _words(
 SUSPECT_ATTRIBUTES = _words(
     "rvs random_ uniform_ normal_ bernoulli_ exponential_ __class__ __code__ __closure__ "
     "__bases__ __mro__ f_globals f_locals f_back __enter__ __exit__ enter_context backward "
-    "queue_callback next_functions grad_fn grad_dtype is_leaf metadata tofile dump setLevel "
+    "queue_callback next_functions grad_fn grad_dtype is_leaf output_nr retains_grad "
+    "metadata tofile dump setLevel "
     "addHandler removeHandler addFilter isEnabledFor getEffectiveLevel handlers astimezone "
     "timestamp sample rsample samples resample"
+)
+#: Those of them that draw random numbers, and those that change something.
+DRAWING_ATTRIBUTES = _words(
+    "rvs random_ uniform_ normal_ bernoulli_ exponential_ sample rsample samples resample"
+)
+CHANGING_ATTRIBUTES = _words(
+    "__enter__ __exit__ enter_context backward queue_callback tofile dump setLevel addHandler "
+    "removeHandler addFilter __setattr__ __delattr__ writeable"
 )
 #: Attributes of functions and classes that are no code, and can be set.
 NAMES_AND_WORDS = _words("__name__ __qualname__ __module__ __doc__")
@@ -159,6 +175,17 @@ OF_ONE_OBJECT = _words(
     "ctypes data_ptr aligned behaved carray farray owndata writeable _version"
 )
 
+#: Methods that change a container, a count or an array.
+CHANGING_METHODS = _words(
+    "append appendleft extend extendleft insert remove pop popleft popitem clear update setdefault "
+    "add discard push sort reverse rotate subtract difference_update intersection_update "
+    "symmetric_difference_update __setitem__ __delitem__ __iadd__ __ior__ fill put resize setdiag"
+)
+#: Types of Python's whose objects have no state but what is in them.
+CONTAINERS = _words(
+    "list dict set bytearray tuple frozenset mappingproxy deque OrderedDict Counter "
+    "SimpleNamespace array ChainMap UserDict UserList"
+)
 #: Attributes of loggers: what is told there, the client shows.
 TOLD_TO_LOGGERS = _words("debug info warning warn error critical fatal exception log name")
 
@@ -167,9 +194,6 @@ STATE_OF_LOGGERS = _words(
     "level disabled propagate filters parent root manager hasHandlers getChild getChildren"
 )
 
-#: Attributes that code sets on arrays and tensors that it has just made.
-HARMLESS_STORES = frozenset({"requires_grad", "grad", "shape", "writeable"})
-
 #: Builtins that look up a name that they are given.
 LOOKUPS = _words("getattr hasattr")
 #: Builtins with effects that the analysis cannot see, or with results that depend on the process.
@@ -177,6 +201,10 @@ DYNAMIC_BUILTINS = _words(
     "globals locals vars eval exec compile __import__ setattr delattr dir id hash input breakpoint "
     "open"
 )
+
+
+#: Those of them that change something.
+CHANGING_BUILTINS = _words("setattr delattr globals vars locals exec input breakpoint")
 
 
 _BUILTIN_ALIASES = frozenset({"IOError", "EnvironmentError"})
@@ -192,7 +220,9 @@ def process_state(module: str, attribute: str | None) -> bool:
     module = _public(module)
     root = module.partition(".")[0]
     if root == "mpgrad":
-        return attribute in _MPGRAD_RANDOM or attribute in _MPGRAD_CLIENT
+        if attribute in _MPGRAD_RANDOM or attribute in _MPGRAD_CLIENT:
+            return True
+        return attribute is not None and module.startswith("mpgrad.distributed")
     if root in DEBUGGERS:
         return True
     listed = _BELONGS_TO_PROCESS.get(module)
@@ -203,6 +233,16 @@ def process_state(module: str, attribute: str | None) -> bool:
         return attribute not in pure and attribute not in (None, "*")
     is_known = root in _PURE or root in _PURE_PARTS or root in _BELONGS_TO_PROCESS
     return root in sys.stdlib_module_names and not is_known
+
+
+def draws_numbers(module: str, attribute: str | None) -> bool:
+    """Whether ``module.attribute`` draws random numbers, or seeds what does."""
+    module = _public(module)
+    if module.partition(".")[0] == "mpgrad":
+        return attribute in _MPGRAD_RANDOM
+    return module in ("random", "numpy.random", "numpy.random.mtrand") or (
+        module == "numpy" and attribute == "random"
+    )
 
 
 def is_own_builtin(name: str, value: Any) -> bool:

@@ -20,19 +20,14 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
 from mpgrad.autograd.function import Function
-from mpgrad.base.hash_seed import fixed_hash_seed
 from mpgrad.shipping.code_reads import Access, code_reads
 from mpgrad.shipping.constants import (
-    FOR_ORDER,
     MISSING,
     is_constant,
     is_copied,
     is_enum_member,
-    is_made_anew,
-    parts_of,
     why_no_copy,
 )
-from mpgrad.shipping.contents import ArrayContent, changes_items, is_comparable
 from mpgrad.shipping.debuggers import is_debugger
 from mpgrad.shipping.findings import (
     FunctionState,
@@ -41,7 +36,6 @@ from mpgrad.shipping.findings import (
     attribute_count,
     cell_contents,
     line_of,
-    what_can_change,
 )
 from mpgrad.shipping.generated_members import (
     IGNORED,
@@ -57,16 +51,20 @@ from mpgrad.shipping.installed_state import (
     is_of_a_package,
 )
 from mpgrad.shipping.process_state import (
-    HARMLESS_STORES,
     OF_ONE_OBJECT,
     OF_ONE_PROCESS,
-    SUSPECT_ATTRIBUTES,
     TOLD_TO_LOGGERS,
     is_known_module,
     is_mixed,
     process_state,
 )
+from mpgrad.shipping.remedies import (
+    Remedy,
+    remedy_in,
+)
 from mpgrad.shipping.replaced_parts import ReplacedParts
+from mpgrad.shipping.travelling import TravellingValues
+from mpgrad.shipping.unknown_objects import UnknownObjects
 
 #: Functions and classes of installed packages whose state is not known that are looked through.
 FOLLOWED_MAX = 400
@@ -97,10 +95,10 @@ class _Surveyor:
         self._seen: dict[int, Any] = {}
         self._installed = InstalledReads(self._found, self._seen)
         self._replaced = ReplacedParts(self._found)
+        self._unknown = UnknownObjects(self._found)
         self._followed = 0
+        self._values = TravellingValues(self._found, self._visit)
         self._names: set[str] = set()
-        #: Functions (by id) whose first parameter is their own object: self or ctx.
-        self._methods: set[int] = set()
         #: Functions (by id) that the standard library has generated.
         self._generated: set[int] = set()
         #: Functions (by id) that are methods with a ctx.
@@ -109,9 +107,6 @@ class _Surveyor:
         #: Functions (by id) that are not only forward; what functions set on their ctx, in words.
         self._not_forward: set[int] = set()
         self._set_on_ctx: list[tuple[int, str]] = []
-        #: Who reads which array, and the function that may change one, if there is any.
-        self._arrays: list[str] = []
-        self._changing = ""
         #: The analysed class with its bases and mixins, whose forward is left out.
         self._lineage: tuple[type, ...] = ()
 
@@ -131,11 +126,10 @@ class _Surveyor:
             self._found.forward_only = own - self._seen.keys()
         for function, text in self._set_on_ctx:  # apply() gives forward a ctx of its own
             if function in self._not_forward or self._names & _FORWARD_ONLY:
-                self._problem(text)
+                self._problem(text, Remedy.CHANGES)
         self._replaced.names_of_ours(self._names)
         self._installed.names_of(self._names)
-        if self._arrays and self._changing:
-            self._problem(f"{self._arrays[0]}, an array, which {self._changing}() may change")
+        self._values.settle(self._seen.values())
         return self._found
 
     def _drain(self) -> None:
@@ -152,11 +146,12 @@ class _Surveyor:
         """Whether one more function or class of an installed package is to be looked through."""
         self._followed += 1
         if self._followed > FOLLOWED_MAX:
-            self._problem(f"it reaches more than {FOLLOWED_MAX} functions of installed packages")
+            text = f"it reaches more than {FOLLOWED_MAX} functions of installed packages"
+            self._problem(text, Remedy.CODE)
         return not self._found.problems
 
-    def _problem(self, text: str) -> None:
-        self._found.problems.append(text)
+    def _problem(self, text: str, remedy: Remedy = Remedy.TOLD) -> None:
+        self._found.add(text, remedy)
 
     # ------------------------------------------------------------------ values
 
@@ -172,21 +167,13 @@ class _Surveyor:
         if isinstance(value, types.FunctionType | type):
             if isinstance(value, type) and is_known_name(value):
                 self._installed.check(value, label)
+                self._unknown.reads_class(value, label)
             self._queue.append(value)
         elif isinstance(value, staticmethod | classmethod):
             self._visit(value.__func__, label)
         elif isinstance(value, property):
             for part in (value.fget, value.fset, value.fdel):
                 self._visit(part, label)
-        elif (parts := parts_of(value)) is not None:
-            self._visit(type(value), label)
-            if not isinstance(value, tuple | frozenset | types.MappingProxyType):
-                self._replaced.fields_of(value)
-            for item in parts:
-                self._visit(item, f"{label} (inside a {type(value).__name__})")
-        elif is_comparable(value):
-            self._found.contents.append(ArrayContent.of(value))
-            self._arrays.append(label)
         elif isinstance(value, functools.partial):
             self._partial(value, label)
         elif isinstance(value, functools._lru_cache_wrapper):
@@ -196,7 +183,7 @@ class _Surveyor:
         elif isinstance(value, types.ModuleType):
             self._module(value, label)
         elif not self._is_harmless_object(value, label):
-            self._problem(f"{label}, {what_can_change(value)}")
+            self._values.add(value, label)
 
     def _partial(self, value: functools.partial[Any], label: str) -> None:
         self._replaced.parts_of_partial(value, label)
@@ -214,7 +201,8 @@ class _Surveyor:
         bound = [(f"`{name}`", value) for _, name, value in inner._found.bindings]
         bound += [("a variable of its closure", value) for _, value in inner._found.cells]
         for name, value in bound:
-            if is_constant(value) or is_comparable(value):
+            mutable = (*inner._found.values, *inner._found.contents)
+            if is_constant(value) or any(value is one[0] for one in mutable):
                 self._problem(
                     f"{cached.__wrapped__.__qualname__}() is cached and reads {name}, so its "
                     "cached results may be older than that; pass it as an argument"
@@ -225,17 +213,19 @@ class _Surveyor:
         """A module used as a value: the names that are read from it are unknown."""
         if self._found.is_imported(vars(module)):
             if process_state(module.__name__, None) or is_mixed(module.__name__):
-                self._problem(f"{label}, {OF_ONE_PROCESS}")
+                self._problem(f"{label}, {OF_ONE_PROCESS}", remedy_in(module.__name__, None))
             self._installed.modules.append((module, label))
         else:
             self._found.whole_modules.add(id(module))
-            self._problem(f"{label}, a module, in a way that hides which of its names are used")
+            text = f"{label}, a module, in a way that hides which of its names are used"
+            self._problem(text, Remedy.VALUE)
 
     def _is_harmless_object(self, value: Any, label: str) -> bool:
         """Loggers, descriptors, methods, functions in C, and objects made by installed code."""
         if isinstance(value, types.BuiltinFunctionType | types.MethodType):
             owner = value.__self__
-            if owner is not None and not isinstance(owner, types.ModuleType | type):
+            is_free = owner is None or isinstance(owner, types.ModuleType | type)
+            if not is_free and not isinstance(value, types.MethodType):
                 return is_constant(owner)
             self._by_value(value.__module__)
             if isinstance(value, types.MethodType):
@@ -243,6 +233,9 @@ class _Surveyor:
                 self._visit(owner, label)
             else:
                 self._installed.check(value, label)
+            return True
+        if type(value).__name__ == "cython_function_or_method" and is_known_name(value):
+            self._installed.check(value, label)
             return True
         return is_known_object(value)
 
@@ -258,29 +251,14 @@ class _Surveyor:
         if self._found.is_imported(function.__globals__):
             return  # a decorator's inner function: only the wrapped function is the user's
         self._by_value(function.__module__)
-        if changes_items(function.__code__):
-            self._changing = function.__qualname__
         reads = code_reads(function.__code__)
         for access in reads.accesses:
             self._access(access, function, free)
-        for attribute, line in reads.attributes:
-            self._names.add(attribute)
-            if attribute in SUSPECT_ATTRIBUTES or attribute in OF_ONE_OBJECT:
-                self._problem(f"{line_of(function, line)} uses .{attribute} of an unknown object")
-        if fixed_hash_seed() is None:
-            for line in reads.sets:
-                self._problem(
-                    f"{line_of(function, line)} makes a set, whose order of strings and objects "
-                    f"differs in each process; {FOR_ORDER}"
-                )
-        own = function.__code__.co_varnames[:1] if id(function) in self._methods else ()
-        for variable, attribute, line in reads.stores:
-            if variable in own and id(function) in self._rules:
-                text = f"{line_of(function, line)} sets {variable}.{attribute}, where the caller "
-                self._set_on_ctx.append((id(function), text + "and a later backward would find it"))
-            elif variable not in own and attribute not in HARMLESS_STORES:
-                where = line_of(function, line)
-                self._problem(f"{where} sets .{attribute} of an object that may be shared")
+        self._names.update(attribute for attribute, _ in reads.attributes)
+        self._unknown.used_by(function, reads)
+        if id(function) in self._rules:
+            on_ctx = self._unknown.set_on_ctx(function, reads)
+            self._set_on_ctx += [(id(function), text) for text in on_ctx]
 
     def _function_state(self, function: types.FunctionType) -> dict[str, Any]:
         """Analyse the state of the function; return the variables of its closure."""
@@ -313,7 +291,8 @@ class _Surveyor:
         if module is None or self._found.is_imported(vars(module)):
             return
         if str(getattr(module, "__file__", "")).endswith(tuple(EXTENSION_SUFFIXES)):
-            self._problem(f"it uses {module_name}, compiled code, whose state cannot be seen")
+            text = f"it uses {module_name}, compiled code, whose state cannot be seen"
+            self._problem(text, Remedy.CODE)
         else:
             self._found.user_modules[module.__name__] = module
 
@@ -324,11 +303,13 @@ class _Surveyor:
         if is_debugger(access, function, free):
             self._found.debugger = self._found.debugger or f"{where} uses {full_name}"
         if not OF_ONE_OBJECT.isdisjoint(access.path):
-            self._problem(f"{where} uses `{full_name}`, which another process may see otherwise")
+            text = f"{where} uses `{full_name}`, which another process may see otherwise"
+            self._problem(text, Remedy.OF_PROCESS)
         if access.action == "store":
-            self._problem(f"{where} writes `{full_name}`")
+            self._problem(f"{where} writes `{full_name}`", Remedy.CHANGES)
         elif not _OF_CACHES.isdisjoint(access.path):
-            self._problem(f"{where} uses `{full_name}`, and each process has a cache of its own")
+            text = f"{where} uses `{full_name}`, and each process has a cache of its own"
+            self._problem(text, Remedy.OF_PROCESS)
         elif access.action == "computed":
             self._problem(f"{where} calls {access.name}() with a name computed at run time")
         elif access.source == "import":
@@ -357,7 +338,8 @@ class _Surveyor:
             )
             return
         if process_state(access.name, access.path[0] if access.path else "*"):
-            self._problem(f"{where} uses {access.name}, {OF_ONE_PROCESS}")
+            remedy = remedy_in(access.name, access.path[0] if access.path else "*")
+            self._problem(f"{where} uses {access.name}, {OF_ONE_PROCESS}", remedy)
         module = sys.modules.get(access.name)
         if module is not None:
             self._follow(module, access, f"{where} imports")
@@ -379,14 +361,16 @@ class _Surveyor:
             else:
                 self._replaced.name_of(value, attribute)
                 if isinstance(value, logging.Logger) and attribute not in TOLD_TO_LOGGERS:
-                    self._problem(f"{label} `{name}.{attribute}`, which belongs to one process")
+                    text = f"{label} `{name}.{attribute}`, which belongs to one process"
+                    self._problem(text, Remedy.OF_PROCESS)
+                self._unknown.called(value, access.path[position:], f"{label} `{name}")
                 break  # functions and classes are analysed with all their attributes
             name = f"{name}.{attribute}"
             if value is MISSING:
                 return
         if access.action == "member" and is_constant(value):
             return
-        if access.action == "identity" and (is_copied(value) or is_made_anew(value)):
+        if access.action == "identity" and not _is_single(value):
             self._identity(f"`{name}`", label.rpartition(" reads")[0] or label)
         if not (isinstance(value, types.ModuleType) and access.action == "alias"):
             self._visit(value, f"{label} `{name}`")
@@ -398,7 +382,8 @@ class _Surveyor:
         if type(module) is not types.ModuleType or (
             value is MISSING and "__getattr__" in namespace
         ):
-            self._problem(f"{label}, which the module may compute when it is asked for")
+            text = f"{label}, which the module may compute when it is asked for"
+            self._problem(text, Remedy.OF_PROCESS)
         if value is MISSING:
             return MISSING
         _, names = self._found.module_reads.setdefault(id(module), (module, {}))
@@ -442,9 +427,13 @@ class _Surveyor:
         self._found.bindings.append((vars(cls), name, value))
         if name not in _FORWARD_ONLY:
             self._not_forward.add(id(getattr(value, "__func__", value)))
-        if isinstance(value, types.FunctionType) and name != "__new__":
-            self._methods.add(id(value))
-        elif isinstance(value, staticmethod) and issubclass(cls, Function):
-            self._methods.add(id(value.__func__))
+        if isinstance(value, staticmethod) and issubclass(cls, Function):
             self._rules.add(id(value.__func__))
         self._visit(value, f"{cls.__name__} has the attribute `{name}`")
+
+
+def _is_single(value: Any) -> bool:
+    """Whether every process has exactly one object for ``value``: code, or a constant like None."""
+    if is_constant(value):
+        return not is_copied(value)
+    return callable(value) or isinstance(value, types.ModuleType | Enum)

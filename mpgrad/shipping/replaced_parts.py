@@ -1,6 +1,6 @@
 """ReplacedParts: what user code can replace at run time although no name of its own changes.
 
-These are builtins, methods of Tensor, fields of frozen dataclasses, members of Enums, parts of
+These are builtins, methods of Tensor, members of Enums, parts of
 partials, and names of functions.
 """
 
@@ -17,7 +17,13 @@ from mpgrad.autograd.function import Function
 from mpgrad.shipping.constants import MISSING, is_constant
 from mpgrad.shipping.findings import Fields, Survey, attribute_count
 from mpgrad.shipping.installed_state import is_replaced
-from mpgrad.shipping.process_state import DYNAMIC_BUILTINS, NAMES_AND_WORDS, is_own_builtin
+from mpgrad.shipping.process_state import (
+    CHANGING_BUILTINS,
+    DYNAMIC_BUILTINS,
+    NAMES_AND_WORDS,
+    is_own_builtin,
+)
+from mpgrad.shipping.remedies import Remedy
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -32,11 +38,10 @@ class ReplacedParts:
         value = vars(builtins).get(name, MISSING)
         self._found.bindings.append((vars(builtins), name, value))
         if name in DYNAMIC_BUILTINS and value is not MISSING:
-            self._found.problems.append(f"{where} calls {name}(), whose effect cannot be foreseen")
+            remedy = Remedy.CHANGES if name in CHANGING_BUILTINS else Remedy.OF_PROCESS
+            self._found.add(f"{where} calls {name}(), whose effect cannot be foreseen", remedy)
         elif not is_own_builtin(name, value):
-            self._found.problems.append(
-                f"{where} reads the builtin `{name}`, which was put there at run time"
-            )
+            self._found.add(f"{where} reads the builtin `{name}`, which was put there at run time")
 
     def names_of_ours(self, names: Iterable[str]) -> None:
         """Code looks ``names`` up on tensors, Functions, or objects that could not be followed."""
@@ -47,7 +52,7 @@ class ReplacedParts:
                     self._found.bindings.append((vars(cls), name, value))
                     is_new = is_constant(value) and name not in cls.__annotations__
                     if is_replaced(cls, name, value) or (is_new and not name.startswith("__")):
-                        self._found.problems.append(f"{cls.__name__}.{name} was replaced here")
+                        self._found.add(f"{cls.__name__}.{name} was replaced here")
 
     def name_of(self, value: Any, attribute: str) -> None:
         """Code reads ``value.__name__`` or its like."""
@@ -58,7 +63,7 @@ class ReplacedParts:
     def parts_of_partial(self, value: functools.partial[Any], label: str) -> None:
         """Code reads a partial, which ``__setstate__`` changes."""
         if vars(value) or type(value) is not functools.partial:
-            self._found.problems.append(f"{label}, a partial with attributes, which can change")
+            self._found.add(f"{label}, a partial with attributes, which can change")
         for name in ("func", "args"):
             self._found.bindings.append((Fields(value, (name,)), name, getattr(value, name)))
         self._found.bindings += [(value.keywords, *item) for item in value.keywords.items()]
@@ -68,8 +73,3 @@ class ReplacedParts:
         for member in cls._member_map_.values():
             for name in ("_name_", "_value_"):
                 self._found.bindings.append((vars(member), name, vars(member)[name]))
-
-    def fields_of(self, value: Any) -> None:
-        """Code reads a frozen dataclass, which ``object.__setattr__`` changes."""
-        fields = Fields(value, vars(type(value))["__dataclass_fields__"])
-        self._found.bindings += [(fields, name, fields.get(name, MISSING)) for name in fields]

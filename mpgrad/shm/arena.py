@@ -13,10 +13,11 @@ import numpy as np
 
 from mpgrad.base import config, machine
 from mpgrad.base.handles import CLIENT_ARENA, Block
+from mpgrad.base.refused_calls import SHORTAGES, is_from_kernel
 from mpgrad.errors import InvariantViolated
 from mpgrad.shm.backing import Backing
-from mpgrad.shm.free_list import FreeList, FreeListStatistics
-from mpgrad.shm.mapped_arena import Array, MappedArena, write_header
+from mpgrad.shm.free_list import HEADER_BYTES, FreeList, FreeListStatistics
+from mpgrad.shm.mapped_arena import MAGIC, Array, Lease, MappedArena, pack_header
 from mpgrad.shm.segment import Segment
 
 P = ParamSpec("P")
@@ -40,8 +41,7 @@ def default_limit_bytes() -> int:
     setting = config.shm_limit()
     if setting is not None:
         return setting
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(min(memory, machine.memory_limit() or memory) * DEFAULT_SHARE)
+    return int(machine.memory_total() * DEFAULT_SHARE)
 
 
 class _Reentered(InvariantViolated):
@@ -97,12 +97,15 @@ class Arena(MappedArena):
         if shape and min(shape) < 0:
             raise ValueError(f"negative dimensions are not allowed: {tuple(shape)}")
         try:
-            block = self.allocate(math.prod(shape) * dtype.itemsize)
+            nbytes = math.prod(shape) * dtype.itemsize
+            offset, generation = self._take(nbytes)
         except _Reentered:
             # A finaliser or signal handler makes an array while this thread is allotting one. It
             # gets one on the heap, which is copied when it is handed over.
             return np.empty(shape, dtype)
-        return self.open(block, shape, dtype, writeable=True, track=True)
+        token = offset, generation
+        lease = Lease(self.segment, offset, offset + nbytes, token, self.released, True)
+        return np.ndarray(shape, dtype, np.asarray(lease))
 
     def allocate(self, nbytes: int) -> Block:
         """A block of ``nbytes`` with its header written; ``free`` gives it back.
@@ -110,13 +113,20 @@ class Arena(MappedArena):
         Raises:
             SharedMemoryExhausted: the limit is reached, or the machine has no memory left.
         """
-        if self.segment.is_private:
+        offset, generation = self._take(nbytes)
+        return Block(self.number, offset, nbytes, generation)
+
+    def _take(self, nbytes: int) -> tuple[int, int]:
+        """The offset and generation of a new block, with its header written."""
+        segment = self.segment
+        if segment.is_private:
             raise InvariantViolated(
-                f"arena {self.segment.name} belongs to the process that this one was forked from"
+                f"arena {segment.name} belongs to the process that this one was forked from"
             )
         offset, generation = self._exclusively(self._backing.allocate, nbytes)
-        write_header(self.segment, offset, generation, nbytes)
-        return Block(self.number, offset, nbytes, generation)
+        # The tables name no block outside of the segment.
+        pack_header(segment.buffer, offset - HEADER_BYTES, MAGIC, 0, generation, nbytes, 0)
+        return offset, generation
 
     def free(self, block: Block) -> None:
         """Free a block of ``allocate`` that has no views in use any more.
@@ -164,7 +174,7 @@ class Arena(MappedArena):
 
     def _release(self, offset: int) -> None:
         self._backing.free(offset)
-        write_header(self.segment, offset, 0, 0)
+        pack_header(self.segment.buffer, offset - HEADER_BYTES, MAGIC, 0, 0, 0, 0)
 
 
 def _create_segment(limit: int, capacity: int | None, name: str) -> Segment:
@@ -175,6 +185,8 @@ def _create_segment(limit: int, capacity: int | None, name: str) -> Segment:
 
 
 _client_arena: Arena | None = None
+#: Why there is none: the system refuses it. A shortage may pass.
+_refusal: OSError | None = None
 #: Re-entrant: a handler of a signal may make the arena while its thread does.
 _client_arena_lock = threading.RLock()
 
@@ -184,12 +196,23 @@ def client_arena() -> Arena:
 
     A forked child gets one of its own; the arrays that it inherited stay readable, and what it
     writes to them stays in the child.
+
+    Raises:
+        OSError: there is no shared memory here; tensors then lie on the heap, and `local` works.
     """
-    global _client_arena
+    global _client_arena, _refusal
     if _client_arena is None:
+        if _refusal is not None:
+            raise OSError(*_refusal.args)
         with _client_arena_lock:
             if _client_arena is None:
-                made = Arena(name="client arena", number=CLIENT_ARENA)
+                try:
+                    made = Arena(name="client arena", number=CLIENT_ARENA)
+                    made.segment.reserve(0, 1)  # to see whether it can
+                except OSError as error:
+                    if error.errno not in SHORTAGES and is_from_kernel(error):
+                        _refusal = error.with_traceback(None)
+                    raise
                 _client_arena = _client_arena or made
     return _client_arena
 

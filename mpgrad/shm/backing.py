@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 
 from mpgrad.errors import SharedMemoryExhausted
-from mpgrad.shm.free_list import SMALLEST_PUNCHED_BYTES, FreeList, FreeListStatistics
+from mpgrad.shm.free_list import SMALLEST_PUNCHED_BYTES, FreeList, FreeListStatistics, size_class
 from mpgrad.shm.segment import Segment
 
 _MIB = 1 << 20
@@ -30,6 +30,9 @@ class Backing:
         map_here: whether this process writes the blocks; then fresh pages are also mapped into it
             at once.
         kept_bytes: free pages that are always worth keeping.
+
+    Attributes:
+        free: ``FreeList.free``; the pages stay for the next use.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Backing:
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
         self._segment, self._free_list, self._kept = segment, free_list, kept_bytes
+        self.free = free_list.free
         self._populate = segment.populate if map_here else segment.reserve
         self._reserved = 0
         self._punched: dict[int, int] = {}
@@ -55,29 +59,14 @@ class Backing:
         """
         free_list = self._free_list
         offset, generation = free_list.allocate(nbytes)
-        size = free_list.size_of(offset)
-        try:
-            if offset + size > self._reserved:
-                self._grow(offset + size)
-            if self._punched and size >= SMALLEST_PUNCHED_BYTES:
-                self._refill(offset)
-        except BaseException as error:  # also Ctrl-C: a gigabyte takes half a second
-            free_list.free(offset)
-            if not isinstance(error, SharedMemoryExhausted):
-                raise
-            raise SharedMemoryExhausted(
-                nbytes, free_list.used_bytes, free_list.limit_bytes, self._segment.name
-            ) from error
-        self._note_peak()
+        if self._punched or offset + size_class(nbytes) > self._reserved:
+            self._give_pages(offset, nbytes)
+        if free_list.used_bytes > self._peak:
+            self._peak = free_list.used_bytes
+        self._allocations_left -= 1
+        if not self._allocations_left:
+            self._begin_window()
         return offset, generation
-
-    def free(self, offset: int) -> None:
-        """``FreeList.free``; the pages stay for the next use.
-
-        Raises:
-            InvariantViolated: no live block starts there.
-        """
-        self._free_list.free(offset)
 
     def statistics(self) -> FreeListStatistics:
         return self._free_list.statistics()
@@ -98,6 +87,23 @@ class Backing:
             self._segment.punch(start, nbytes)
             given_back += nbytes
         return given_back
+
+    def _give_pages(self, offset: int, nbytes: int) -> None:
+        """Give the new block at ``offset`` the pages that it lacks, or free it."""
+        free_list = self._free_list
+        size = free_list.size_of(offset)
+        try:
+            if offset + size > self._reserved:
+                self._grow(offset + size)
+            if size >= SMALLEST_PUNCHED_BYTES:
+                self._refill(offset)
+        except BaseException as error:  # also Ctrl-C: a gigabyte takes half a second
+            free_list.free(offset)
+            if not isinstance(error, SharedMemoryExhausted):
+                raise
+            raise SharedMemoryExhausted(
+                nbytes, free_list.used_bytes, free_list.limit_bytes, self._segment.name
+            ) from error
 
     def _grow(self, end: int) -> None:
         self._trim_overgrown()
@@ -126,15 +132,11 @@ class Backing:
         if held > min(wanted, self._free_list.limit_bytes):
             self.trim()
 
-    def _note_peak(self) -> None:
-        used = self._free_list.used_bytes
-        if used > self._peak:
-            self._peak = used
-        self._allocations_left -= 1
-        if not self._allocations_left:
-            self._previous_peak, self._peak = self._peak, used
-            self._allocations_left = PEAK_WINDOW
-            self._trim_overgrown()
+    def _begin_window(self) -> None:
+        """Forget the peak before the last one."""
+        self._previous_peak, self._peak = self._peak, self._free_list.used_bytes
+        self._allocations_left = PEAK_WINDOW
+        self._trim_overgrown()
 
     def _recent_peak(self) -> int:
         return max(self._peak, self._previous_peak)

@@ -12,6 +12,7 @@ a sparse mapping, so address space costs nothing and idle pages can be given bac
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ HEADER_BYTES = 64
 SMALLEST_PUNCHED_BYTES = 64 * 1024
 
 
+@functools.lru_cache(maxsize=4096)
 def size_class(nbytes: int) -> int:
     """The payload bytes that a request of ``nbytes`` gets.
 
@@ -58,18 +60,23 @@ class FreeList:
         limit: bytes of live blocks that are allowed at once.
         name: the arena's name in error messages.
         page_bytes: the granularity in which pages can be given back.
+
+    Attributes:
+        used_bytes: in live blocks.
+        idle_bytes: in free blocks that still hold pages.
+        limit_bytes: of live blocks that are allowed at once.
     """
 
     def __init__(
         self, capacity: int, limit: int, name: str = "arena", page_bytes: int = 4096
     ) -> None:
-        self._capacity, self._limit, self._name = capacity, limit, name
+        self._capacity, self.limit_bytes, self._name = capacity, limit, name
         self._page_bytes = page_bytes
         # A block of two pages' size contains at least one whole page, wherever it starts.
         self._punch_from = max(SMALLEST_PUNCHED_BYTES, 2 * page_bytes)
         self._high_water = 0
         self._generation = 0
-        self._used = self._idle = self._peak = 0
+        self.used_bytes = self.idle_bytes = self._peak = 0
         self._live: dict[int, int] = {}
         # Per size class the free blocks, least recently freed first. Warm ones hold pages.
         self._warm: dict[int, deque[int]] = {}
@@ -97,20 +104,20 @@ class FreeList:
         if nbytes < 0:
             raise InvariantViolated(f"{self._name}: a block of {nbytes} bytes was asked for")
         size = size_class(nbytes)
-        if self._used + size > self._limit:
+        if self.used_bytes + size > self.limit_bytes:
             raise self._exhausted(nbytes)
         warm = self._warm.get(size)
         if warm:
             offset = warm.pop()
-            self._idle -= size
+            self.idle_bytes -= size
             if size >= self._punch_from:
                 del self._aging[offset]
         else:
             offset, size = self._take_without_pages(nbytes, size)
         self._live[offset] = size
-        self._used += size
-        if self._used > self._peak:
-            self._peak = self._used
+        self.used_bytes += size
+        if self.used_bytes > self._peak:
+            self._peak = self.used_bytes
         self._generation += 1
         return offset, self._generation
 
@@ -123,8 +130,14 @@ class FreeList:
         size = self._live.pop(offset, None)
         if size is None:
             raise InvariantViolated(f"{self._name}: no live block to free at offset {offset}")
-        self._used -= size
-        self._put_warm(offset, size)
+        self.used_bytes -= size
+        free = self._warm.get(size)
+        if free is None:
+            free = self._warm[size] = deque()
+        free.append(offset)
+        self.idle_bytes += size
+        if size >= self._punch_from:
+            self._aging[offset] = size
 
     def size_of(self, offset: int) -> int:
         """The payload bytes of the live block at ``offset``.
@@ -147,37 +160,24 @@ class FreeList:
             (offset, bytes) of whole pages inside one idle payload each; never a header's page.
         """
         ranges = []
-        while self._idle > idle_limit and self._aging:
+        while self.idle_bytes > idle_limit and self._aging:
             offset, size = next(iter(self._aging.items()))
             del self._aging[offset]
             oldest = self._warm[size].popleft()
             if oldest != offset:
                 raise InvariantViolated(f"{self._name}: idle blocks are out of order at {offset}")
-            self._idle -= size
+            self.idle_bytes -= size
             self._cold.setdefault(size, []).append(offset)
             start = -(-offset // self._page_bytes) * self._page_bytes
             end = (offset + size) // self._page_bytes * self._page_bytes
             ranges.append((start, end - start))
         return ranges
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes in live blocks."""
-        return self._used
-
-    @property
-    def idle_bytes(self) -> int:
-        """Bytes in free blocks that still hold pages."""
-        return self._idle
-
-    @property
-    def limit_bytes(self) -> int:
-        """Bytes of live blocks that are allowed at once."""
-        return self._limit
-
     def statistics(self) -> FreeListStatistics:
         """The current figures."""
-        return FreeListStatistics(self._used, self._idle, len(self._live), self._peak, self._limit)
+        return FreeListStatistics(
+            self.used_bytes, self.idle_bytes, len(self._live), self._peak, self.limit_bytes
+        )
 
     def check(self) -> None:
         """Recompute every figure from the blocks themselves.
@@ -194,9 +194,11 @@ class FreeList:
             self._expect(size == size_class(size), f"block at {offset} is of no size class")
             end = offset + size
         self._expect(end == self._high_water <= self._capacity, "the high-water mark is wrong")
-        self._expect(sum(self._live.values()) == self._used, "used_bytes is wrong")
-        self._expect(self._used <= min(self._peak, self._limit), "used_bytes passes its bounds")
-        self._expect(sum(size for _, size in warm) == self._idle, "idle_bytes is wrong")
+        self._expect(sum(self._live.values()) == self.used_bytes, "used_bytes is wrong")
+        self._expect(
+            self.used_bytes <= min(self._peak, self.limit_bytes), "used_bytes passes its bounds"
+        )
+        self._expect(sum(size for _, size in warm) == self.idle_bytes, "idle_bytes is wrong")
         aging = {offset: size for offset, size in warm if size >= self._punch_from}
         self._expect(aging == self._aging, "the idle blocks' ages do not match the free lists")
         self._expect(len(self._live) <= self._generation, "generations were used twice")
@@ -221,26 +223,17 @@ class FreeList:
             if free and candidate > size
         ]
         size = min(larger, default=0)
-        if not size or self._used + size > self._limit:
+        if not size or self.used_bytes + size > self.limit_bytes:
             raise self._exhausted(nbytes)
         if self._warm.get(size):
             offset = self._warm[size].pop()
-            self._idle -= size
+            self.idle_bytes -= size
             self._aging.pop(offset, None)
             return offset, size
         return self._cold[size].pop(), size
 
-    def _put_warm(self, offset: int, size: int) -> None:
-        free = self._warm.get(size)
-        if free is None:
-            free = self._warm[size] = deque()
-        free.append(offset)
-        self._idle += size
-        if size >= self._punch_from:
-            self._aging[offset] = size
-
     def _exhausted(self, nbytes: int) -> SharedMemoryExhausted:
-        return SharedMemoryExhausted(nbytes, self._used, self._limit, self._name)
+        return SharedMemoryExhausted(nbytes, self.used_bytes, self.limit_bytes, self._name)
 
     def _expect(self, condition: bool, message: str) -> None:
         if not condition:

@@ -232,7 +232,12 @@ def view(
     Raises:
         ProtocolError: any element would lie outside, or the dtype is refused.
     """
-    dtype = _plain_dtype(dtype)
+    try:
+        dtype = np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(f"{dtype!r} is not a dtype") from error
+    if dtype.hasobject:
+        raise ProtocolError(f"arrays of {dtype} hold Python objects and cannot be shared")
     start, stop = byte_bounds(offset, shape, dtype.itemsize, strides)
     low, high = bounds or (0, segment.nbytes)
     if start < max(low, 0) or stop > min(high, segment.nbytes):
@@ -287,21 +292,12 @@ def lease_of(array: Array, segment: Segment) -> Lease | None:
     return None
 
 
-def _plain_dtype(dtype: Any) -> np.dtype[Any]:
-    try:
-        plain = np.dtype(dtype)
-    except (TypeError, ValueError) as error:
-        raise ProtocolError(f"{dtype!r} is not a dtype") from error
-    if plain.hasobject:
-        raise ProtocolError(f"arrays of {plain} hold Python objects and cannot be shared")
-    return plain
-
-
 # ---------------------------------------------------------------------- headers of blocks
 
-_MAGIC = 0x4752504D
+MAGIC = 0x4752504D
 # Magic, reserved, generation, bytes of payload asked for, version counter of the tensor.
 _LAYOUT = struct.Struct("<IIQQQ")
+pack_header = _LAYOUT.pack_into
 
 
 def write_header(segment: Segment, offset: int, generation: int, nbytes: int) -> None:
@@ -313,7 +309,7 @@ def write_header(segment: Segment, offset: int, generation: int, nbytes: int) ->
         ProtocolError: the block does not lie in the segment.
     """
     check_block(segment, offset, nbytes)
-    _LAYOUT.pack_into(segment.buffer, offset - HEADER_BYTES, _MAGIC, 0, generation, nbytes, 0)
+    pack_header(segment.buffer, offset - HEADER_BYTES, MAGIC, 0, generation, nbytes, 0)
 
 
 def check_header(segment: Segment, offset: int, generation: int) -> int:
@@ -325,15 +321,17 @@ def check_header(segment: Segment, offset: int, generation: int) -> int:
     Raises:
         ProtocolError: no block lies there, or it has been freed or used again since.
     """
-    check_block(segment, offset, 0)
+    if offset < HEADER_BYTES or offset % HEADER_BYTES or offset > segment.nbytes:
+        raise _outside(segment, offset, 0)
     magic, _, found, nbytes, _ = _LAYOUT.unpack_from(segment.buffer, offset - HEADER_BYTES)
-    if magic != _MAGIC or found != generation:
+    if magic != MAGIC or found != generation:
         raise ProtocolError(
             f"stale handle: generation {generation} at offset {offset} of {segment.name}, "
-            f"which holds generation {found if magic == _MAGIC else 'none'}"
+            f"which holds generation {found if magic == MAGIC else 'none'}"
         )
-    check_block(segment, offset, nbytes)
-    return int(nbytes)
+    if offset + nbytes > segment.nbytes:
+        raise _outside(segment, offset, nbytes)
+    return nbytes
 
 
 def check_block(segment: Segment, offset: int, nbytes: int) -> None:
@@ -343,7 +341,11 @@ def check_block(segment: Segment, offset: int, nbytes: int) -> None:
         ProtocolError: it would leave the segment, or is not aligned.
     """
     if offset < HEADER_BYTES or offset % HEADER_BYTES or offset + nbytes > segment.nbytes:
-        raise ProtocolError(
-            f"no block of {nbytes} bytes can lie at offset {offset} of {segment.name}, "
-            f"which has {segment.nbytes} bytes"
-        )
+        raise _outside(segment, offset, nbytes)
+
+
+def _outside(segment: Segment, offset: int, nbytes: int) -> ProtocolError:
+    return ProtocolError(
+        f"no block of {nbytes} bytes can lie at offset {offset} of {segment.name}, "
+        f"which has {segment.nbytes} bytes"
+    )

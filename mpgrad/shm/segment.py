@@ -16,17 +16,22 @@ import weakref
 from collections.abc import Callable
 
 from mpgrad.base import machine
+from mpgrad.base.refused_calls import is_from_kernel, named, refused
 from mpgrad.base.standard_streams import occupy_standard_streams
 from mpgrad.errors import ProtocolError, SharedMemoryExhausted
 
 #: A segment never changes its size: a smaller one would kill its readers with SIGBUS.
 REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
+_USE = "shared memory"
+
 #: Linux 5.14; the standard library has no name for it yet.
 _MADV_POPULATE_WRITE = 23
 
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
+#: Copies of the pages that are written. It reserves nothing: a segment may be a sparse terabyte.
+_PRIVATE = mmap.MAP_PRIVATE | _MAP_NORESERVE
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 # The kernel undoes an interrupted fallocate, so one call must end before the next signal of a
@@ -46,7 +51,7 @@ class Segment:
         fd: the descriptor to hand to other processes, -1 after ``close()``.
         nbytes: the segment's size; pages exist only where they were touched or reserved.
         address: where the mapping starts in this process.
-        buffer: the mapping, writable.
+        buffer: the mapping, writable until ``protect``.
         is_private: True in a forked child, which sees the bytes but no longer shares them.
     """
 
@@ -59,6 +64,8 @@ class Segment:
         self._inode = os.fstat(fd).st_ino
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
         self.buffer = memoryview(self._mapping)
+        #: /proc/self/smaps, open while writes are diverted.
+        self._mappings_fd = -1
         self.is_private = False
         _live_segments.add(self)
 
@@ -67,15 +74,20 @@ class Segment:
         """A new segment of at least ``nbytes`` (rounded up to whole pages), all zeros, no pages.
 
         Raises:
-            OSError: the address space or the number of descriptors is limited below that.
+            OSError: the address space or the number of descriptors is limited below that, or the
+                system refuses shared memory; the message names the call.
         """
         nbytes = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         occupy_standard_streams()
-        fd = os.memfd_create(f"mpgrad-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with named("memfd_create", _USE):
+            fd = os.memfd_create(f"mpgrad-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(fd, nbytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, REQUIRED_SEALS)
-            return cls(fd, nbytes, name)
+            with named("ftruncate", _USE):
+                os.ftruncate(fd, nbytes)
+            with named("fcntl(F_ADD_SEALS)", _USE):
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, REQUIRED_SEALS)
+            with named("mmap", _USE):
+                return cls(fd, nbytes, name)
         except BaseException:
             os.close(fd)
             raise
@@ -147,6 +159,7 @@ class Segment:
 
         Raises:
             SharedMemoryExhausted: the kernel has no pages left.
+            OSError: it refuses to reserve any.
             ValueError: the range leaves the segment.
         """
         self._check_range(offset, nbytes)
@@ -155,8 +168,10 @@ class Segment:
             try:
                 os.posix_fallocate(self.fd, start, min(_RESERVE_STEP_BYTES, end - start))
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+                if not is_from_kernel(error):
                     raise
+                if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+                    raise refused("fallocate", error.errno or 0, _USE) from error
                 raise SharedMemoryExhausted(nbytes, offset, self.nbytes, self.name) from error
 
     def populate(self, offset: int, nbytes: int) -> None:
@@ -206,27 +221,100 @@ class Segment:
         still show later writes of the parent.
         """
         self.is_private = True
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        flags = mmap.MAP_PRIVATE | _MAP_NORESERVE | _MAP_FIXED
-        protection = mmap.PROT_READ | mmap.PROT_WRITE
-        mapped = _MAP_FAILED
-        if self.fd >= 0:
-            mapped = libc.mmap(self.address, self.nbytes, protection, flags, self.fd, 0)
-            libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-            libc.madvise(self.address, self.nbytes, mmap.MADV_DONTDUMP)
-        if mapped == _MAP_FAILED:
+        if self.fd < 0 or not self._map_again(_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE):
             # There is no descriptor, or strict overcommit: then the child may only read.
+            libc = ctypes.CDLL(None, use_errno=True)
             libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
             libc.mprotect(self.address, self.nbytes, mmap.PROT_READ)
         self.close()
+
+    # ------------------------------------------------------------------ reading only
+
+    def protect(self) -> None:
+        """Map it for reading only: a write of this process, in whatever language, is a fault.
+
+        It also drops what was written since ``divert_writes``.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        if not self._map_again(mmap.MAP_SHARED, mmap.PROT_READ):
+            raise OSError(ctypes.get_errno(), f"{self.name} cannot be mapped for reading only")
+        self.buffer = self.buffer.toreadonly()
+        self._close_mappings()
+
+    def _close_mappings(self) -> None:
+        if self._mappings_fd >= 0:
+            os.close(self._mappings_fd)
+            self._mappings_fd = -1
+
+    def divert_writes(self) -> bool:
+        """Let this process write into pages of its own, until ``protect``; what it does not write
+        is shared as before.
+
+        Returns:
+            False if that, or ``diverted_bytes``, is not possible here.
+        """
+        try:
+            # Opened now: user code may use up all descriptors.
+            mappings = os.open("/proc/self/smaps", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        self._mappings_fd = mappings
+        if not self._map_again(_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE):
+            self._close_mappings()
+            return False
+        ctypes.memmove(self.address, self.address, 1)  # a first page, to see whether it shows
+        try:
+            shows = self.diverted_bytes() > 0
+        except (OSError, ValueError):
+            shows = False
+        if not shows:
+            self.protect()
+        return shows
+
+    def diverted_bytes(self) -> int:
+        """The bytes of the pages that this process has written since ``divert_writes``.
+
+        Raises:
+            OSError, ValueError: the kernel does not say it.
+        """
+        os.lseek(self._mappings_fd, 0, os.SEEK_SET)
+        lines = iter(_read_to_end(self._mappings_fd).splitlines())
+        start = b"%x-" % self.address
+        for line in lines:
+            if line.startswith(start):
+                break
+        for line in lines:
+            if line.startswith(b"Anonymous:"):
+                return int(line.split()[1]) << 10
+        raise ValueError(f"the kernel does not show the mapping of {self.name}")
+
+    def _map_again(self, flags: int, protection: int) -> bool:
+        """Replace the mapping, at the same address; whether the kernel has done it."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        flags |= _MAP_FIXED
+        mapped = libc.mmap(self.address, self.nbytes, protection, flags, self.fd, 0)
+        if mapped == _MAP_FAILED:
+            return False
+        libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        libc.madvise(self.address, self.nbytes, mmap.MADV_DONTDUMP)
+        return True
 
     def _check_range(self, offset: int, nbytes: int) -> None:
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise ValueError(
                 f"{nbytes} bytes at offset {offset} leave the segment of {self.nbytes} bytes"
             )
+
+
+def _read_to_end(descriptor: int) -> bytes:
+    parts = []
+    while part := os.read(descriptor, 1 << 20):
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _verified_size(fd: int) -> int:

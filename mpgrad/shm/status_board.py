@@ -13,13 +13,15 @@ import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpgrad.shm.segment import Segment
 
 _ROW = struct.Struct("<QQQ")
 #: Behind that, in the same row, what the coordinator writes: a WorkerFigures.
 _WORKER, _WORKER_AT = struct.Struct("<QqQ"), 32
+#: And what the worker has recorded and somebody may differentiate: branches, and their bytes.
+_COUNT, _COUNT_AT, _BYTES_AT = struct.Struct("<Q"), 24, 56
 ROW_BYTES = 64
 SLOTS_MAX = 1024
 #: Behind the rows: the coordinator's figures, and its queues with their number before them.
@@ -95,6 +97,15 @@ class StatusBoard:
         graph, task, attempt = _ROW.unpack_from(self._buffer, slot * ROW_BYTES)
         return (graph, task, attempt) if attempt else None
 
+    def note_branches(self, slot: int, count: int, nbytes: int) -> None:
+        """The worker in ``slot`` holds so many branches of so many bytes."""
+        _COUNT.pack_into(self._buffer, slot * ROW_BYTES + _COUNT_AT, count)
+        _COUNT.pack_into(self._buffer, slot * ROW_BYTES + _BYTES_AT, nbytes)
+
+    def branches(self, slot: int) -> tuple[int, int]:
+        """The number and the bytes of the branches of the worker in ``slot``."""
+        return _branches_in(self._buffer, slot * ROW_BYTES)
+
     def report(
         self,
         figures: BoardFigures,
@@ -149,18 +160,28 @@ def queues_in(board: bytes) -> list[QueueFigures]:
     return [QueueFigures._make(_QUEUE.unpack_from(board, at)) for at in places]
 
 
+def _branches_in(board: Any, at: int) -> tuple[int, int]:
+    (count,), (nbytes,) = (
+        _COUNT.unpack_from(board, at + where) for where in (_COUNT_AT, _BYTES_AT)
+    )
+    return count, nbytes
+
+
 def _figures(board: bytes) -> tuple[int, ...]:
     if len(board) < _BYTES:
         raise LookupError("a board of another version of mpgrad")
     return _FIGURES.unpack_from(board, _FIGURES_AT)
 
 
-def workers_in(board: bytes) -> list[tuple[WorkerFigures, tuple[int, int, int] | None]]:
-    """On a copy of a board: the workers, and what each one runs: graph, task, attempt."""
+def workers_in(
+    board: bytes,
+) -> list[tuple[WorkerFigures, tuple[int, int, int] | None, tuple[int, int]]]:
+    """On a copy of a board: the workers, what each one runs (graph, task, attempt), and its
+    branches: their number and their bytes."""
     found = []
     for at in range(0, _FIGURES_AT, ROW_BYTES):
         worker = WorkerFigures._make(_WORKER.unpack_from(board, at + _WORKER_AT))
         if worker.pid:
             row = _ROW.unpack_from(board, at)
-            found.append((worker, row if row[2] else None))
+            found.append((worker, row if row[2] else None, _branches_in(board, at)))
     return found

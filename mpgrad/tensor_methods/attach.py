@@ -13,6 +13,7 @@ import numpy as np
 
 import mpgrad.ops.catalogue  # noqa: F401  (registers every operator)
 from mpgrad.autograd import variable
+from mpgrad.autograd.function import Function
 from mpgrad.autograd.running import engine_slot
 from mpgrad.base.user_frames import hide_our_frames
 from mpgrad.dispatch import overrides
@@ -370,6 +371,12 @@ _PROPERTIES: dict[str, property] = {
 }
 
 
+def _parallel_map(*args: Any, **options: Any) -> Any:
+    from mpgrad.parallel.maps import parallel_map
+
+    return parallel_map(*args, **options)
+
+
 def _attach() -> None:
     for family, excluded in _FAMILIES:
         for member in set(family.__all__).difference(excluded.split()):
@@ -411,6 +418,7 @@ def _attach() -> None:
             setattr(Tensor, method, older_forms.with_older_form(name, getattr(Tensor, method)))
     Node.__call__ = call_node  # type: ignore[method-assign]
     engine_slot.load = _load_engine
+    Function._parallel_map = staticmethod(_parallel_map)
 
 
 _attach()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mpgrad.base.device import Device, as_device
+from mpgrad.base.dtype import default_float
 from mpgrad.base.memory_formats import MemoryFormat, preserve_format
 from mpgrad.devices.device_arrays import usable
 from mpgrad.ops import shape
@@ -118,24 +120,29 @@ _TYPE_NAMES = {
 
 
 def type_(self: Tensor, dtype: Any = None) -> Any:
-    """The tensor in ``dtype``; without it, the name of its type: ``"mpgrad.FloatTensor"``.
+    """The tensor in ``dtype``; without it, the name of its type: ``"mpgrad.FloatTensor"``, or
+    ``"torch.FloatTensor"`` where mpgrad stands in for PyTorch.
 
     Args:
         self: the tensor.
-        dtype: a dtype, a class such as ``FloatTensor``, or the name of one.
+        dtype: a dtype, a class such as ``FloatTensor`` (``Tensor`` is the one of the default
+            dtype), or the name of one.
 
     Raises:
         ValueError: there is no type of that name.
     """
     if dtype is None:
         place = "cuda." if self.device.type == "cuda" else ""
-        return f"mpgrad.{place}{_TYPE_NAMES[self._array.dtype.name]}Tensor"
+        library = "torch" if "mpgrad.compat.torch" in sys.modules else "mpgrad"
+        return f"{library}.{place}{_TYPE_NAMES[self._array.dtype.name]}Tensor"
     if isinstance(dtype, str):
         name = dtype.rpartition(".")[2].removesuffix("Tensor")
         found = next((known for known, named in _TYPE_NAMES.items() if named == name), None)
         if found is None:
             raise ValueError(f"invalid type: {dtype!r}; a valid one is 'mpgrad.FloatTensor'")
         dtype = found
+    elif isinstance(dtype, type) and dtype == Tensor:
+        dtype = default_float()
     return cast(self, dtype)
 
 

@@ -6,12 +6,12 @@ import copy
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import numpy as np
 
+from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.thread_state import PerThread
 from mpgrad.devices.device_arrays import moved, on_host, usable
 from mpgrad.tensor_methods.storages import UntypedStorage
@@ -146,14 +146,25 @@ def _check_may_travel(tensor: Tensor) -> None:
         )
 
 
+#: Modules that pickle for other processes (joblib has a loky of its own).
+_SENDERS = (
+    "multiprocessing.reduction",
+    "multiprocess.reduction",
+    "loky.backend.reduction",
+    "ray._private.serialization",
+    "distributed.protocol.pickle",
+)
+
+
 def _is_for_another_process() -> bool:
-    """Whether multiprocessing pickles it for a queue or a pipe.
+    """Whether one of ``_SENDERS`` pickles it for a queue or a pipe.
 
     Registering with its pickler would load it, which takes as long as all operators.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") == "multiprocessing.reduction":
+        name = frame.f_globals.get("__name__")
+        if isinstance(name, str) and name.endswith(_SENDERS):
             return True
         frame = frame.f_back
     return False

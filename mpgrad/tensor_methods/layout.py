@@ -129,8 +129,8 @@ METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _is_sparse(self: Tensor) -> bool:
-    """False: there are no sparse tensors."""
+def _is_not(self: Tensor) -> bool:
+    """False: every tensor is dense, and lies on the host or on a GPU of NVIDIA's."""
     return False
 
 
@@ -139,11 +139,17 @@ def _layout(self: Tensor) -> TensorLayout:
     return strided
 
 
+#: What PyTorch's tensors are asked, and none here is.
+_NOT_HERE = """
+is_sparse is_sparse_csr is_mkldnn is_nested is_quantized is_meta
+is_ipu is_maia is_mps is_mtia is_vulkan is_xla is_xpu
+"""
+
 PROPERTIES: dict[str, property] = {
     "nbytes": property(_nbytes),
     "itemsize": property(element_size),
     "is_cuda": property(_is_cuda),
     "is_cpu": property(_is_cpu),
-    "is_sparse": property(_is_sparse),
+    **dict.fromkeys(_NOT_HERE.split(), property(_is_not)),
     "layout": property(_layout),
 }

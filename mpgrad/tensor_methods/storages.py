@@ -10,6 +10,7 @@ import numpy as np
 
 from mpgrad.base.device import Device
 from mpgrad.devices.device_arrays import address, on_host
+from mpgrad.tensors.refused_reads import refuse_of_client
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -95,11 +96,13 @@ class TypedStorage(UntypedStorage):
 
 def untyped_storage(self: Tensor) -> UntypedStorage:
     """The bytes of the memory that this Tensor is a view of."""
+    refuse_of_client(self, "untyped_storage()")
     return UntypedStorage(self)
 
 
 def storage(self: Tensor) -> TypedStorage:
     """The elements of the memory that this Tensor is a view of."""
+    refuse_of_client(self, "storage()")
     return TypedStorage(self)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpgrad.base.device import CPU
 from mpgrad.devices.device_arrays import is_writable, on_its_device
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.graph.anomaly import origin
@@ -19,7 +20,8 @@ from mpgrad.graph.grad_modes import is_inference_mode_enabled
 from mpgrad.graph.node import NATIVE, SEQUENCE_NR_MAX, InputMetadata, Node
 from mpgrad.tensors.assigned_grad import wanted_dtype
 from mpgrad.tensors.lent_versions import LentVersions
-from mpgrad.tensors.storage import adopt, adopt_in_layout, is_dense
+from mpgrad.tensors.refused_reads import refuse
+from mpgrad.tensors.storage import VersionCounter, adopt, adopt_in_layout, is_dense
 
 if TYPE_CHECKING:
     from mpgrad.tensors.tensor import Tensor
@@ -98,7 +100,7 @@ class AccumulateGrad(Node):
             grad: C-contiguous, of the variable's shape and gradient dtype.
             exclusive: nobody else holds the array, so that ``.grad`` may adopt it.
         """
-        variable = self.variable
+        variable = self.leaf()
         if not variable._requires_grad:
             return
         existing = variable._grad
@@ -106,20 +108,26 @@ class AccumulateGrad(Node):
             variable._begin_grad(first_grad(grad, variable._array, exclusive=exclusive))
             return
         existing._version_counter.count()
-        with on_its_device(grad):
+        if type(grad) is np.ndarray:
             np.add(existing._array, grad, out=existing._array, casting="same_kind")
+        else:
+            with on_its_device(grad):
+                np.add(existing._array, grad, out=existing._array, casting="same_kind")
         if existing._array.strides != variable._array.strides:
             _check_layout(existing._array, variable._array)
 
-    def check(self) -> None:
+    def check(self, *, in_place: bool = True) -> None:
         """Raise if the gradient could not be added (a commit is all or none).
+
+        Args:
+            in_place: it is added to the ``.grad`` that is there; else that becomes a new one.
 
         Raises:
             RuntimeError: the leaf became part of a graph, or its ``.grad`` cannot be written.
         """
-        variable = self.variable
+        variable = self.leaf()
         if getattr(variable, "_belongs_to_client", False):
-            raise RuntimeError(
+            raise refuse(
                 "a backward() inside a Function that runs on a worker would add to the .grad of a "
                 'tensor of the calling process, which it cannot reach. Set run_on = "client" on '
                 "the Function, or use mg.grad() and return the gradients."
@@ -130,6 +138,15 @@ class AccumulateGrad(Node):
         if grad is None:
             return
         array, expected = grad._array, self.input_metadata[0]
+        if (
+            type(array) is np.ndarray
+            and array.flags.writeable
+            and array.shape == expected.shape
+            and array.dtype == expected.dtype
+            and expected.device is CPU
+            and type(grad._version_counter) is VersionCounter
+        ):
+            return  # as nearly always
         if array.shape != expected.shape or (
             array.dtype != expected.dtype and wanted_dtype(variable) is not None
         ):
@@ -149,7 +166,7 @@ class AccumulateGrad(Node):
             )
         if type(grad._version_counter) is LentVersions:
             grad._version_counter.become_own()
-        if not is_writable(grad._array):
+        if in_place and not is_writable(grad._array):
             raise RuntimeError(
                 "a leaf's .grad is read-only, so that nothing can be added to it: set it to None, "
                 "or to its clone()"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.thread_state import PerThread
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mpgrad.base.accidental_ends import accidental_end
 from mpgrad.graph.grad_modes import no_grad
 from mpgrad.tensors.hooks_in_force import HOOKS, HookPair
 from mpgrad.tensors.storage import INFERENCE, VersionCounter
@@ -113,8 +114,11 @@ class SavedTensor:
         """Call the pack hook with ``seen`` and keep only its result."""
         counter = seen._version_counter
         before = counter.value
-        with no_grad():
-            value = pair.pack(seen)
+        try:
+            with no_grad():
+                value = pair.pack(seen)
+        except StopIteration as error:
+            raise accidental_end("A pack hook of saved tensors") from error
         if counter.value != before:
             raise RuntimeError(
                 "A saved tensor pack hook is modifying its input in place. Tensors provided as "

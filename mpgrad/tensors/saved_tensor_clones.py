@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, TypeAlias
 from weakref import WeakSet, WeakValueDictionary
 
+from mpgrad.base.context_manager import contextmanager
 from mpgrad.devices.device_arrays import address, copied
 from mpgrad.tensors.hooks_in_force import HOOKS, HookPair
 from mpgrad.tensors.storage import VersionCounter

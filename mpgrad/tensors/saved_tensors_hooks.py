@@ -7,9 +7,9 @@ the pairs in force. Nodes with packed tensors run in the calling process (see ``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
+from mpgrad.base.context_manager import contextmanager
 from mpgrad.tensors.hooks_in_force import HOOKS, HookPair
 from mpgrad.tensors.tensor import Tensor
 

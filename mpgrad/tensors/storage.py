@@ -6,10 +6,10 @@ array on a GPU lies in memory of the CUDA driver. This file knows arenas, not te
 
 from __future__ import annotations
 
-import errno
 import functools
 import math
 import sys
+import weakref
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from mpgrad.backends.array_program import TRACING
 from mpgrad.backends.cpu import LARGE_BYTES
 from mpgrad.base.device import CPU, Device
+from mpgrad.base.refused_calls import is_from_kernel
 from mpgrad.devices import device_arrays
 from mpgrad.errors import SharedMemoryExhausted
 from mpgrad.shm.arena import client_arena
@@ -55,6 +56,31 @@ class watched:
     def __exit__(self, *_: object) -> None:
         # By identity: lists are equal if their elements are.
         _watchers[:] = [other for other in _watchers if other is not self._changed]
+
+
+class leaves_made:
+    """The leaves that any thread makes inside the block: ``id`` -> a weak reference."""
+
+    __slots__ = ("_found",)
+
+    def __enter__(self) -> dict[int, weakref.ref[Any]]:
+        self._found: dict[int, weakref.ref[Any]] = {}
+        _leaf_lists.append(self._found)
+        return self._found
+
+    def __exit__(self, *_: object) -> None:
+        _leaf_lists[:] = [other for other in _leaf_lists if other is not self._found]
+
+
+#: Where new leaves are noted; empty nearly always.
+_leaf_lists: list[dict[int, weakref.ref[Any]]] = []
+
+
+def is_noted(leaf: Any) -> bool:
+    """Note that a tensor requires grad from now on: True."""
+    for found in _leaf_lists:
+        found[id(leaf)] = weakref.ref(leaf)
+    return True
 
 
 def is_watched() -> bool:
@@ -107,18 +133,46 @@ def empty(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < LARGE_BYTES:
         return np.empty(shape, dtype)
+    arena = None
     try:
         arena = client_arena()
-    except OSError as error:
-        if error.errno not in (errno.EFBIG, errno.ENOMEM):
-            raise
-        return np.empty(shape, dtype)  # no limit leaves room for an arena
-    try:
         return arena.empty(shape, dtype)
-    except SharedMemoryExhausted:
-        if not arena.is_cramped:
+    except OSError as error:
+        if not is_from_kernel(error):
             raise
-        return np.empty(shape, dtype)  # on the heap: it is copied when it is handed over
+        # Limits of this process leave no room for an arena, or the system refuses it.
+    except SharedMemoryExhausted:
+        if arena is None or not arena.is_cramped:
+            raise
+    return np.empty(shape, dtype)  # on the heap: it is copied when it is handed over
+
+
+#: The least bytes of an operator's result that lies in the arena while no workers run. To copy a
+#: smaller one in the first hand-over takes less time than blocks for all of them.
+SHARED_BYTES = 256 * 1024
+
+#: The engines of this process that have workers.
+_engines_with_workers = 0
+
+
+def note_workers(change: int) -> None:
+    """An engine has begun (1) or ceased (-1) to have workers."""
+    global _engines_with_workers
+    _engines_with_workers += change
+
+
+def empty_result(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
+    """``empty`` for the result of an operator: on the heap if no worker is there to read it, and
+    it has less than SHARED_BYTES.
+
+    Raises:
+        SharedMemoryExhausted: the arena's limit is reached.
+    """
+    if not _engines_with_workers and device.index is None and not TRACING.entered:
+        dtype = np.dtype(dtype)
+        if math.prod(shape) * dtype.itemsize < SHARED_BYTES:
+            return np.empty(shape, dtype)
+    return empty(shape, dtype, device)
 
 
 def adopt(array: Any, device: Device | None = None) -> Any:
@@ -190,6 +244,18 @@ def is_exclusive(array: Any) -> bool:
         and memory.nbytes == array.nbytes
         and sys.getrefcount(memory) <= _SOLE
     )
+
+
+def is_held_alone(array: np.ndarray[Any, Any]) -> bool:
+    """Whether nobody but the caller's variable can read ``array``, though it may be a part of its
+    memory, and one that cannot be written (``is_exclusive`` asks for more)."""
+    if sys.getrefcount(array) > _SOLE:
+        return False
+    memory = array.base
+    if memory is None:
+        return True
+    is_last = type(memory) is np.ndarray and (memory.base is None or isinstance(memory.base, Lease))
+    return is_last and sys.getrefcount(memory) <= _SOLE
 
 
 def _references(array: np.ndarray[Any, Any]) -> int:

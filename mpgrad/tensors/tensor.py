@@ -28,7 +28,8 @@ from mpgrad.tensors.assigned_grad import (
     checked_grad_dtype,
     wanted_dtype,
 )
-from mpgrad.tensors.storage import INFERENCE, VersionCounter, not_an_array
+from mpgrad.tensors.refused_reads import refuse_of_client
+from mpgrad.tensors.storage import INFERENCE, VersionCounter, is_noted, not_an_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,7 +95,7 @@ class Tensor(TensorMembers):
         self._grad: Tensor | None = None
         self._grad_fn = grad_fn
         self._output_nr = output_nr
-        self._requires_grad = requires_grad
+        self._requires_grad = requires_grad and is_noted(self)
         self._retains_grad = False
         self._grad_dtype: Any = OWN_DTYPE
         if version_counter is None:
@@ -144,11 +145,13 @@ class Tensor(TensorMembers):
 
     def _is_view(self) -> bool:
         """Whether the elements lie in the memory of another tensor."""
+        refuse_of_client(self, "_is_view()")
         return self._view is not None
 
     @property
     def _base(self) -> Tensor | None:
         """The tensor whose memory this view lies in (never itself a view), or None."""
+        refuse_of_client(self, "_base")
         return None if self._view is None else self._view.base
 
     # ------------------------------------------------------------------ its place in the graph
@@ -188,7 +191,7 @@ class Tensor(TensorMembers):
                 "you can only change requires_grad flags of leaf variables."
                 + ("" if value else _USE_DETACH)
             )
-        self._requires_grad = value
+        self._requires_grad = value and is_noted(self)
 
     @requires_grad.deleter
     def requires_grad(self) -> None:
@@ -224,11 +227,8 @@ class Tensor(TensorMembers):
                 UserWarning,
                 stacklevel=2,
             )
-        if self._grad is None and getattr(self, "_belongs_to_client", False):
-            raise RuntimeError(
-                "the .grad of a tensor of the calling process is read on a worker, which does not "
-                'have it. Set run_on = "client" on the Function'
-            )
+        if self._grad is None:
+            refuse_of_client(self, ".grad")
         return self._grad
 
     @grad.setter

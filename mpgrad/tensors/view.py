@@ -14,6 +14,7 @@ import numpy as np
 from mpgrad.devices.device_arrays import address
 from mpgrad.graph.grad_modes import enable_grad, is_grad_enabled, is_inference_mode_enabled
 from mpgrad.tensors.lent_versions import LentVersions
+from mpgrad.tensors.refused_reads import refuse_of_client
 from mpgrad.tensors.storage import INFERENCE
 
 if TYPE_CHECKING:
@@ -197,7 +198,12 @@ def _place(array: Any) -> tuple[Any, ...]:
 
 
 def storage_offset(tensor: Tensor) -> int:
-    """The place of the first element of ``tensor`` in the memory that it is a view of."""
+    """The place of the first element of ``tensor`` in the memory that it is a view of.
+
+    Raises:
+        RuntimeError: it is a tensor of the calling process, in a worker.
+    """
+    refuse_of_client(tensor, "storage_offset()")
     if tensor._view is None:
         return 0
     return (address(tensor._array) - address(tensor._view.base._array)) // tensor._array.itemsize

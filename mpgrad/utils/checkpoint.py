@@ -8,6 +8,8 @@ import mpgrad.tensor_methods  # noqa: F401  isort: skip
 from mpgrad.checkpointing.checkpointed_call import checkpoint as checkpoint
 from mpgrad.checkpointing.checkpointed_call import checkpoint_sequential as checkpoint_sequential
 from mpgrad.checkpointing.checkpointed_call import noop_context_fn as noop_context_fn
+from mpgrad.checkpointing.device_states import get_device_states as get_device_states
+from mpgrad.checkpointing.device_states import set_device_states as set_device_states
 from mpgrad.checkpointing.recomputation import CheckpointError as CheckpointError
 from mpgrad.checkpointing.recomputation import GraphExecGroup as GraphExecGroup
 from mpgrad.checkpointing.reentrant_checkpoint import CheckpointFunction as CheckpointFunction
@@ -36,7 +38,9 @@ __all__ = [
     "checkpoint_sequential",
     "create_selective_checkpoint_contexts",
     "detach_variable",
+    "get_device_states",
     "noop_context_fn",
     "set_checkpoint_debug_enabled",
     "set_checkpoint_early_stop",
+    "set_device_states",
 ]

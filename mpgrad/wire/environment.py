@@ -9,23 +9,41 @@ import pickle
 import sys
 from typing import NamedTuple
 
+from mpgrad.base.environ import (
+    FIRST_ENVIRONMENT,
+    Changes,
+    changes_of_environment,
+    current_environment,
+    with_changes,
+)
+from mpgrad.base.interpreter import import_path, is_frozen
+
 
 class WorkerEnvironment(NamedTuple):
-    """Import path, working directory, Python settings of the parents, and logging level."""
+    """Import path, working directory, logging level, and the variables that the client has changed
+    before its workers began, with the values of before (None: there was none)."""
 
-    path: tuple[str, ...]
+    path: tuple[str, ...] | None
     directory: str
-    variables: dict[str, str | None]
     log_level: int
+    variables: Changes
+    #: The bytes that the branches of a worker may hold.
+    branch_limit: int
 
 
-def capture_environment() -> bytes:
-    """This process's environment, pickled (it goes from the client to workers only)."""
+def capture_environment(branch_limit: int) -> bytes:
+    """This process's environment, pickled (it goes from the client to workers only).
+
+    Args:
+        branch_limit: see ``WorkerEnvironment``.
+    """
     environment = WorkerEnvironment(
-        path=tuple(entry if entry else os.getcwd() for entry in sys.path),
+        # A frozen application has its modules where no other interpreter finds them.
+        path=None if is_frozen() else tuple(import_path()),
         directory=os.getcwd(),
-        variables={name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONHASHSEED")},
         log_level=logging.getLogger().getEffectiveLevel(),
+        variables=changes_of_environment(current_environment(), FIRST_ENVIRONMENT),
+        branch_limit=branch_limit,
     )
     return pickle.dumps(environment)
 
@@ -33,13 +51,12 @@ def capture_environment() -> bytes:
 def restore_environment(data: bytes) -> WorkerEnvironment:
     """Take over the client's import path and directory; return the rest."""
     environment: WorkerEnvironment = pickle.loads(data)
-    sys.path[:] = environment.path
-    for name, value in environment.variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    if environment.path is not None:
+        sys.path[:] = environment.path
     # The directory may have been removed meanwhile; code that needs it raises an error.
     with contextlib.suppress(OSError):
         os.chdir(environment.directory)
+    first = with_changes(current_environment(), environment.variables)
+    FIRST_ENVIRONMENT.clear()
+    FIRST_ENVIRONMENT.update(first)
     return environment

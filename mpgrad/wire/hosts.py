@@ -11,8 +11,9 @@ import msgspec
 
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.hosts.upstream import Upstream
+from mpgrad.wire.packed_texts import encode_shown
 
-HOSTS_PROTOCOL = 9
+HOSTS_PROTOCOL = 10
 
 #: No head is longer.
 HEAD_BYTES_MAX = 1024 * 1024
@@ -150,9 +151,9 @@ class Dismissal(_Head, frozen=True, array_like=True, tag=29):
 
 
 class RpcReady(_Head, frozen=True, array_like=True, tag=10):
-    """The sender takes calls, under this name."""
+    """The sender takes calls, under this name (see ``packed_texts``)."""
 
-    name: str
+    name: bytes
     #: Of the file that it runs as ``__main__``: functions of the same one go by their names.
     main: str
     #: How often it has taken calls in this group of ranks before, and ended that.
@@ -359,7 +360,7 @@ def encode_head(message: HostMessage) -> bytes:
     Raises:
         ProtocolError: it is longer than HEAD_BYTES_MAX.
     """
-    frame = _encoder.encode(message)
+    frame = encode_shown(_encoder, message)
     if len(frame) > HEAD_BYTES_MAX:
         raise ProtocolError(f"a {type(message).__name__} of {len(frame):,} bytes")
     return frame

@@ -1,4 +1,7 @@
-"""The output of user code on a worker (printed, logged, warned), packed for the client."""
+"""The output of user code on a worker (printed, logged, warned), packed for the client.
+
+Texts are bytes in it, see ``packed_texts``.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ import msgspec
 
 from mpgrad.base import standard_streams
 from mpgrad.errors import ProtocolError
+from mpgrad.wire.packed_texts import optional_unpacked, unpack_text
 from mpgrad.wire.remote_error import decode_error
 
 STDOUT, STDERR, LOG, WARNING = "stdout", "stderr", "log", "warning"
-#: For the engine: what a Function got and gave, what one got that failed, and what one changed on
-#: its ctx.
-RUN, FAILED, CHANGED = "run", "failed", "changed"
+#: For the engine: what a Function got and gave, and what one changed on its ctx.
+RUN, CHANGED = "run", "changed"
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """Part of a stream, and whether it begins a line."""
 
     slot: int
-    text: str
+    text: bytes
     begins: bool = True
 
 
@@ -32,12 +35,12 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """A logging record, its message formatted."""
 
     slot: int
-    name: str
+    name: bytes
     level: int
-    path: str
+    path: bytes
     line: int
-    message: str
-    function: str | None
+    message: bytes
+    function: bytes | None
 
 
 class Warned(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -45,7 +48,7 @@ class Warned(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     task: int
     warning: bytes
-    path: str
+    path: bytes
     line: int
 
 
@@ -59,7 +62,7 @@ class Content(msgspec.Struct, frozen=True, array_like=True):
 
 class FunctionRun(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """What a Function got and gave: the number of its Node in its graph, which gradients were
-    wanted, those that flowed in, and what backward returned (nothing if it failed)."""
+    wanted, those that flowed in, and what backward returned."""
 
     node: int
     needs: tuple[bool, ...]
@@ -95,7 +98,7 @@ T = TypeVar("T", FunctionRun, ContextChanged)
 
 
 def decode_as(data: bytes, kind: type[T]) -> T:
-    """What came with the kind RUN, FAILED or CHANGED.
+    """What came with the kind RUN or CHANGED.
 
     Raises:
         ProtocolError: it is something else.
@@ -104,6 +107,11 @@ def decode_as(data: bytes, kind: type[T]) -> T:
     if not isinstance(output, kind):
         raise ProtocolError(f"a {type(output).__name__} came in place of a {kind.__name__}")
     return output
+
+
+def decode_shown(data: bytes) -> Output:
+    """What came with another kind."""
+    return _decoder.decode(data)
 
 
 def show_output(kind: str, data: bytes) -> None:
@@ -116,16 +124,16 @@ def show_output(kind: str, data: bytes) -> None:
         standard_streams.write(sys.stderr if kind == STDERR else sys.stdout, _prefixed(output))
     elif isinstance(output, LogLine):
         record = logging.LogRecord(
-            output.name,
+            unpack_text(output.name),
             output.level,
-            output.path,
+            unpack_text(output.path),
             output.line,
-            f"[worker {output.slot}] {output.message}",
+            f"[worker {output.slot}] {unpack_text(output.message)}",
             None,
             None,
-            output.function,
+            optional_unpacked(output.function),
         )
-        logger = logging.getLogger(output.name)
+        logger = logging.getLogger(record.name)
         if logger.isEnabledFor(output.level):
             logger.handle(record)
 
@@ -136,11 +144,11 @@ def text_of(data: bytes) -> str:
     if isinstance(output, Text):
         return _prefixed(output)
     if isinstance(output, LogLine):
-        return f"[worker {output.slot}] {output.message}\n"
+        return f"[worker {output.slot}] {unpack_text(output.message)}\n"
     if isinstance(output, FunctionRun | ContextChanged):
         return ""
     warning = decode_error(output.warning, with_traceback=False)
-    return f"{output.path}:{output.line}: {type(warning).__name__}: {warning}\n"
+    return f"{unpack_text(output.path)}:{output.line}: {type(warning).__name__}: {warning}\n"
 
 
 def replay_warnings(pieces: Iterable[bytes], order: Callable[[int], int]) -> None:
@@ -158,8 +166,9 @@ def replay_warnings(pieces: Iterable[bytes], order: Callable[[int], int]) -> Non
         warning = decode_error(warned.warning, with_traceback=False)
         if not isinstance(warning, Warning):
             warning = UserWarning(str(warning))  # its class exists only in the worker
-        module, registry = _module_of(warned.path)
-        warnings.warn_explicit(warning, type(warning), warned.path, warned.line, module, registry)
+        path = unpack_text(warned.path)
+        module, registry = _module_of(path)
+        warnings.warn_explicit(warning, type(warning), path, warned.line, module, registry)
 
 
 def _module_of(path: str) -> tuple[str, dict[Any, Any]]:
@@ -180,5 +189,5 @@ _registries: dict[str, dict[Any, Any]] = {}
 
 def _prefixed(output: Text) -> str:
     prefix = f"[worker {output.slot}] "
-    text = prefix.join(output.text.splitlines(keepends=True))
+    text = prefix.join(unpack_text(output.text).splitlines(keepends=True))
     return prefix + text if output.begins else text

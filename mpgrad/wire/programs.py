@@ -67,15 +67,102 @@ class FunctionRule(msgspec.Struct, frozen=True, array_like=True, tag=1):
     node: int = -1
     #: Whether the worker sends a FunctionRun with the arguments and the results.
     is_told: bool = False
-    #: Whether it sends one with the arguments if the Function fails.
-    tells_failure: bool = False
 
 
 class CaptureRule(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """No rule: the node's inputs are captured unchanged (AccumulateGrad, ``grad()`` inputs)."""
 
 
-Rule: TypeAlias = OperatorRule | FunctionRule | CaptureRule
+class CallItem(msgspec.Struct, frozen=True, array_like=True):
+    """See ``calls.call.Item``."""
+
+    data: bytes
+    buffers: tuple[PackedArray, ...]
+    number: int
+
+
+class CallRule(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """A function that the client wants to be called, and its branch recorded (``calls.call``).
+
+    The task has two outputs: what the function has returned (``CallAnswer``), and the bytes of the
+    tensors in it.
+    """
+
+    number: int
+    name: bytes
+    code: PackedArray
+    code_buffers: tuple[PackedArray, ...]
+    items: tuple[CallItem, ...]
+    #: What the inputs are, pickled; the same bytes in each step of a training loop.
+    kinds: bytes
+    #: The arrays of the inputs; None for one that is not known any more.
+    inputs: tuple[PackedArray | None, ...]
+    is_sum: bool
+    seed: tuple[int, int, int]
+    #: Plain values, see ``calls.array_library.ArrayLibrary``, as is the name of its module.
+    modes: tuple[Any, ...]
+    library: str
+    watched: tuple[str, ...] | None = None
+    #: Those of the caller (``wire.surroundings``); empty: those of the task, as are the next ones.
+    surroundings: bytes = b""
+    numpy_errors: dict[str, str] = {}
+
+
+class BranchRule(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """A branch to differentiate: the worker has it, or makes it again from the call."""
+
+    call: CallRule
+    #: The numbers of the outputs that a gradient comes for.
+    wanted: tuple[int, ...]
+    output_count: int
+    digest: int
+
+
+class ResultTensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor that a call has made: its place among the bytes, and what it is."""
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+
+
+class CallAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """What a call has returned."""
+
+    #: See ``calls.branch.Branch``.
+    result: bytes
+    outputs: tuple[ResultTensor, ...]
+    #: The arrays that belong into ``result``.
+    buffers: tuple[ResultTensor, ...]
+    #: The inputs that have changed and may, and where their new bytes are.
+    changed: tuple[tuple[int, ResultTensor], ...]
+    #: The inputs whose values the branch has saved.
+    saved: tuple[int, ...]
+    digest: int
+    #: The outputs that shared memory with an input or with each other.
+    aliases: tuple[int, ...]
+    #: The bytes of the second output.
+    nbytes: int
+    #: The slot of the worker that has recorded the branch.
+    slot: int
+
+
+class DerivativeRule(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """See ``calls.call.Derivative``. Its task has the outputs of a CallRule's: the gradients."""
+
+    call: CallRule
+    digest: int
+    wanted: tuple[int, ...]
+    kinds: bytes
+    grads: tuple[PackedArray, ...]
+    needs: tuple[bool, ...]
+    changed: tuple[int, ...]
+    modes: tuple[Any, ...]
+
+
+Rule: TypeAlias = OperatorRule | FunctionRule | CaptureRule | CallRule | BranchRule | DerivativeRule
 
 
 class Wiring(msgspec.Struct, frozen=True, array_like=True, dict=True):
@@ -106,13 +193,27 @@ class Wiring(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return tuple([route is not None for route in self.routes])
 
     @functools.cached_property
+    def single_slots(self) -> tuple[int | None, ...]:
+        """Where the outputs flow in a task whose Nodes have one input each: the number of a Node,
+        or ``~number`` of a task output."""
+        return tuple(
+            [
+                ~route if type(route) is int else route and route[0]  # type: ignore[index]
+                for route in self.routes
+            ]
+        )
+
+    @functools.cached_property
     def only_passes_on(self) -> bool:
         """Whether every used output is the input itself, whatever the rule does."""
-        return (
-            self.passes_on
-            and len(self.inputs) == 1
-            and all(meta is None or meta == self.inputs[0] for meta in self.outputs)
-        )
+        return self.passes_on and passes_on_alone(self.inputs, self.outputs)
+
+
+def passes_on_alone(
+    inputs: Sequence[InputMetadata], outputs: Sequence[InputMetadata | None]
+) -> bool:
+    """Whether what flows out has the form of the only input."""
+    return len(inputs) == 1 and all(meta is None or meta == inputs[0] for meta in outputs)
 
 
 class NodeProgram(msgspec.Struct, frozen=True, array_like=True):
@@ -143,6 +244,8 @@ class TaskProgram(msgspec.Struct, frozen=True, array_like=True):
     surroundings: bytes = b""
     #: Slots whose contributions are parts of one gradient, and the number of its parts.
     joins: tuple[tuple[int, int], ...] = ()
+    #: What must have run in this process before: its number and its pickle (``calls``).
+    initializer: tuple[str, PackedArray] | None = None
 
 
 #: The number of Nodes in a task's name; from longer tasks the first and the last ones.

@@ -19,6 +19,7 @@ from mpgrad.base import config
 from mpgrad.base.user_frames import format_without_ours
 from mpgrad.errors import ProtocolError, RemoteTraceback, add_note
 from mpgrad.wire.code_pickles import CodePickler, dumps
+from mpgrad.wire.packed_texts import pack_text, unpack_text, without_surrogates
 
 #: The maximum length of an exception's pickled arguments and attributes (longer ones are omitted),
 #: and of its text: a message has to hold all of it.
@@ -28,11 +29,11 @@ STATE_BYTES_MAX, TEXT_MAX = 16 * 1024 * 1024, 256 * 1024
 class RemoteError(msgspec.Struct, frozen=True, array_like=True):
     """The description of an exception in another process."""
 
-    module: str
-    qualname: str
+    module: bytes
+    qualname: bytes
     message: str
     traceback: str
-    #: Pickled (arguments, attributes), or empty if they cannot be pickled.
+    #: Pickled (arguments, attributes), as far as they can be pickled; empty if they are too long.
     state: bytes
     #: The pickled class itself, for classes that exist in no module.
     cls: bytes
@@ -50,7 +51,11 @@ def encode_error(error: BaseException, where: str) -> bytes:
     try:
         # The builtin class has state outside __dict__ (OSError its file name).
         reduced: Any = _builtin_base(kind).__reduce__(error)
-        state = _bounded(_pickled((reduced[1], reduced[2] if len(reduced) > 2 else {})))
+        args, attributes = reduced[1], reduced[2] if len(reduced) > 2 else {}
+        try:
+            state = _bounded(_pickled((args, attributes)))
+        except Exception:
+            state = _bounded(_pickled(_parts_that_travel(args, attributes)))
     except Exception:
         state = b""
     by_value = b""
@@ -61,8 +66,8 @@ def encode_error(error: BaseException, where: str) -> bytes:
             by_value = b""
     return msgspec.msgpack.encode(
         RemoteError(
-            kind.__module__,
-            kind.__qualname__,
+            pack_text(kind.__module__),
+            pack_text(kind.__qualname__),
             _shortened(_text_of(error)),
             _shortened(text),
             state,
@@ -96,7 +101,7 @@ def _rebuild(remote: RemoteError) -> BaseException:
     kind = _find_class(remote)
     args, attributes = _state(remote)
     if kind is None:
-        return RuntimeError(f"{remote.module}.{remote.qualname}: {remote.message}")
+        return _unknown(remote)
     try:
         error = kind.__new__(kind, *args)
         builtin = _builtin_base(kind)
@@ -106,8 +111,14 @@ def _rebuild(remote: RemoteError) -> BaseException:
         except AttributeError:
             vars(error).update(attributes)  # a frozen dataclass refuses setattr
     except Exception:
-        return RuntimeError(f"{remote.module}.{remote.qualname}: {remote.message}")
+        return _unknown(remote)
     return error
+
+
+def _unknown(remote: RemoteError) -> RuntimeError:
+    """In place of an exception that cannot be built here."""
+    module, qualname = unpack_text(remote.module), unpack_text(remote.qualname)
+    return RuntimeError(f"{module}.{qualname}: {remote.message}")
 
 
 class _ErrorPickler(CodePickler):
@@ -129,6 +140,22 @@ def _pickled(value: object) -> bytes:
     return buffer.getvalue()
 
 
+def _parts_that_travel(args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
+    """The same with texts for arguments that cannot be pickled, and without such attributes."""
+
+    def travels(value: Any) -> bool:
+        try:
+            _pickled(value)
+        except Exception:
+            return False
+        return True
+
+    return (
+        tuple([one if travels(one) else repr(one) for one in args]),
+        {name: one for name, one in attributes.items() if travels(one)},
+    )
+
+
 def _bounded(data: bytes) -> bytes:
     return data if len(data) <= STATE_BYTES_MAX else b""
 
@@ -145,7 +172,7 @@ def _shortened(text: str) -> str:
     if len(text) > TEXT_MAX:
         half = TEXT_MAX // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
-    return text.encode(errors="backslashreplace").decode()
+    return without_surrogates(text)
 
 
 def _builtin_base(kind: type[BaseException]) -> type[BaseException]:
@@ -168,8 +195,9 @@ def _find_class(remote: RemoteError) -> type[BaseException] | None:
         if remote.cls:
             found = pickle.loads(remote.cls)
         else:
-            found = sys.modules.get(remote.module) or importlib.import_module(remote.module)
-            for name in remote.qualname.split("."):
+            module = unpack_text(remote.module)
+            found = sys.modules.get(module) or importlib.import_module(module)
+            for name in unpack_text(remote.qualname).split("."):
                 found = getattr(found, name)
     except Exception:
         return None

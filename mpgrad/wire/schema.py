@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 #: Kind of an OutputEmitted by which a worker asks to be replaced, because user code has changed
 #: the state of its process.
@@ -65,6 +65,9 @@ class Processes(NamedTuple):
     arena: tuple[int, int, int, int, int]
     #: Refused frames: malformed, without a proof of identity, or against the sender's own tables.
     protocol_errors: int = 0
+    #: In workers; and their bytes.
+    branches: int = 0
+    branch_bytes: int = 0
 
 
 Message: TypeAlias = Any
@@ -81,6 +84,7 @@ MESSAGES: dict[int, type[Any]] = {
     11: ev.GraphExtended,
     12: ev.GraphCancelled,
     13: ev.BlocksReleased,
+    14: ev.BranchesReleased,
     20: ev.NodeTaskDone,
     21: ev.NodeTaskFailed,
     22: ev.NodeTaskDropped,
@@ -90,6 +94,7 @@ MESSAGES: dict[int, type[Any]] = {
     31: do.CancelGraph,
     32: do.ShutDown,
     33: do.ReleaseBlocks,
+    34: do.ReleaseBranches,
     40: do.CompleteGraph,
     41: do.FailGraph,
     42: do.ForwardOutput,
@@ -104,11 +109,18 @@ FROM_CLIENT = (
     ev.GraphExtended,
     ev.GraphCancelled,
     ev.BlocksReleased,
+    ev.BranchesReleased,
     ev.NodeTaskDone,
     ev.NodeTaskFailed,
     ev.NodeTaskDropped,
 )
-TO_WORKER = (do.DispatchNodeTask, do.CancelGraph, do.ReleaseBlocks, do.ShutDown)
+TO_WORKER = (
+    do.DispatchNodeTask,
+    do.CancelGraph,
+    do.ReleaseBlocks,
+    do.ReleaseBranches,
+    do.ShutDown,
+)
 TO_CLIENT = (
     Welcome,
     Refused,

@@ -1,4 +1,4 @@
-"""The setup of a child process, sent over a descriptor that it inherits.
+"""The start of a child process, and its setup, sent over a descriptor that it inherits.
 
 Secrets are not put into argv or the environment, where other processes can read them.
 """
@@ -6,16 +6,18 @@ Secrets are not put into argv or the environment, where other processes can read
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import math
 import os
 import signal
-import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from mpgrad.base import interpreter
 from mpgrad.base.standard_streams import occupy_standard_streams
 from mpgrad.errors import ProtocolError
 from mpgrad.wire.endpoint import Endpoint
@@ -24,12 +26,8 @@ if TYPE_CHECKING:
     import subprocess
 
 
-class JournalPlan(NamedTuple):
-    """When and where the coordinator writes its journal."""
-
-    #: "errors", "always" or "off", see ``MPGRAD_JOURNAL``.
-    mode: str
-    directory: str
+#: By this the client knows that the coordinator has started.
+STARTED = b"\0"
 
 
 class CoordinatorSetup(msgspec.Struct, frozen=True):
@@ -46,10 +44,9 @@ class CoordinatorSetup(msgspec.Struct, frozen=True):
     #: Opaque here; passed to every worker.
     worker_environment: bytes
     blas_threads: int
-    #: The client's settings for children: ``sys.executable`` and PYTHONPATH.
-    executable: str
-    python_path: str
-    journal: JournalPlan
+    #: What runs workers, as the system has its path; and whose like they are (``interpreter``).
+    executable: bytes
+    origin: bytes
     #: The longest time of a NodeTask in seconds.
     task_timeout_s: float | None = None
     #: For each GPU worker the number of its GPU.
@@ -61,6 +58,13 @@ class CoordinatorSetup(msgspec.Struct, frozen=True):
     lifeline_fd: int = -1
     #: The processors that each CPU worker is bound to, by slot; empty: none is.
     cpus_of_workers: tuple[tuple[int, ...], ...] = ()
+    #: Seconds for which a worker that starts may do nothing.
+    start_timeout_s: float = math.inf
+    #: Inherited: the client's stdout and stderr. What the coordinator prints before it has taken
+    #: these is for the client, which is told of its start in the same way.
+    streams: tuple[int, ...] = ()
+    #: Modules that CPU workers have loaded when they start; empty: there is no template.
+    preload: tuple[str, ...] = ()
 
 
 class WorkerSetup(msgspec.Struct, frozen=True):
@@ -84,28 +88,32 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     device_board_fd: int = -1
     #: The processors that it is bound to; empty: all that the coordinator may use.
     cpus: tuple[int, ...] = ()
+    #: For a template of workers (``wire.template``): its end of the connection, and the modules
+    #: that it loads.
+    template_fd: int = -1
+    preload: tuple[str, ...] = ()
 
 
 T = TypeVar("T", CoordinatorSetup, WorkerSetup)
 
 
-def python_command(executable: str, module: str) -> list[str]:
-    """What runs ``module`` in an interpreter for which ``assert``, ``__debug__`` and texts mean the
-    same as in this one."""
-    command = [executable, "-P"]
-    if sys.flags.optimize:
-        command.append("-" + "O" * sys.flags.optimize)
-    if sys.flags.utf8_mode:
-        command += ["-X", "utf8"]
-    return [*command, "-m", module]
-
-
 def spawn(
-    command: list[str], inherited: tuple[int, ...], environment: dict[str, str]
+    executable: str,
+    package: str,
+    inherited: tuple[int, ...],
+    variables: Mapping[str, str],
+    output: int | None = None,
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a child that reads its setup from the descriptor named by its last argument.
+    """Start a child that is a Python like this process.
 
     Signals of the process group are blocked in it until its ``begin_child``.
+
+    Args:
+        executable: see ``interpreter.python``.
+        package: of mpgrad, see ``interpreter.command``.
+        inherited: descriptors.
+        variables: go into its environment.
+        output: a descriptor that it gets as stdout and stderr; None: those of this process.
 
     Returns:
         The child, and the descriptor for ``send_setup``.
@@ -118,12 +126,14 @@ def spawn(
     reader, writer = os.pipe()
     child: subprocess.Popen[bytes] | None = None
     try:
-        with _group_signals_held():
+        with group_signals_held():
             child = subprocess.Popen(
-                [*command, str(reader)],
+                interpreter.command(executable, package, reader),
                 pass_fds=(reader, *inherited),
                 stdin=subprocess.DEVNULL,
-                env=environment,
+                stdout=output,
+                stderr=output,
+                env={**interpreter.environment(), **variables},
             )
     except BaseException:
         os.close(writer)
@@ -148,7 +158,7 @@ _GROUP_SIGNALS = {signal.SIGINT, *_HANDLED_BY_CLIENT}
 
 
 @contextlib.contextmanager
-def _group_signals_held() -> Iterator[None]:
+def group_signals_held() -> Iterator[None]:
     """Block these signals while a child is started; this process gets them a moment later.
 
     They also reach a child in which Python is still loading, where they would kill it and end an
@@ -190,29 +200,62 @@ def _leave_to_client(number: int, frame: FrameType | None) -> None:
     """Do nothing: the client has got the same signal."""
 
 
-#: The prefix of a setup: its length in bytes.
-_LENGTH = struct.Struct("<Q")
+#: What a pipe holds at first, and at most without privileges.
+_PIPE_BYTES, _PIPE_BYTES_MAX = 1 << 16, 1 << 20
 
 
-def send_setup(descriptor: int, setup: CoordinatorSetup | WorkerSetup) -> None:
-    """Write ``setup`` and close the descriptor; the death of a child is noticed elsewhere."""
+def send_setup(descriptor: int, origin: bytes, setup: CoordinatorSetup | WorkerSetup) -> None:
+    """Write a child's start and close the descriptor; the death of a child is noticed elsewhere.
+
+    Args:
+        descriptor: of ``spawn``.
+        origin: whose like the child is, see ``interpreter.origin``.
+        setup: for its ``main``.
+    """
+    send_start(descriptor, origin, msgspec.msgpack.encode(setup))
+
+
+def send_bare_setup(descriptor: int, setup: WorkerSetup) -> None:
+    """Write the setup of a worker that a template has forked, and close the descriptor."""
     with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as stream:
-        data = msgspec.msgpack.encode(setup)
-        stream.write(_LENGTH.pack(len(data)) + data)
+        stream.write(msgspec.msgpack.encode(setup))
 
 
-def receive_setup(descriptor: int, kind: type[T]) -> T:
-    """Read what the parent wrote, to the end.
+def send_start(descriptor: int, origin: bytes, setup: bytes) -> None:
+    """Write what a child reads first, and close the descriptor."""
+    data = interpreter.start_of(origin, setup)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as stream:
+        if len(data) > _PIPE_BYTES:
+            # Whoever never reads must not hold this process up.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, min(len(data), _PIPE_BYTES_MAX))
+        stream.write(data)
+
+
+def decode_setup(data: bytes, kind: type[T]) -> T:
+    """What the parent wrote for ``main``.
 
     Raises:
-        EOFError: the parent died before it had written everything.
         ProtocolError: it wrote something else.
     """
-    with os.fdopen(descriptor, "rb") as stream:
-        length, data = stream.read(_LENGTH.size), stream.read()
-    if len(length) < _LENGTH.size or len(data) < _LENGTH.unpack(length)[0]:
-        raise EOFError(f"the parent process died before it had written all of {kind.__name__}")
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"no usable {kind.__name__} from the parent process: {error}") from None
+
+
+@contextlib.contextmanager
+def start_reported(descriptor: int) -> Iterator[None]:
+    """Leave the traceback of an exception to the parent, and end this process.
+
+    The parent knows who wants to see it, and where: `auto` goes on without workers.
+    """
+    try:
+        yield
+    except Exception:
+        import traceback  # imported here: only errors need it
+
+        text = traceback.format_exc().encode("utf-8", "backslashreplace")
+        with contextlib.suppress(OSError):
+            os.write(descriptor, text)
+        sys.exit(1)

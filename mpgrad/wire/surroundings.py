@@ -11,14 +11,24 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from mpgrad.base.dtype import DTYPES, default_float, set_default_dtype
+from mpgrad.base.environ import (
+    FIRST_ENVIRONMENT,
+    Changes,
+    changes_to_send,
+    current_environment,
+    set_environment,
+    with_changes,
+)
 from mpgrad.base.print_options import OPTIONS
 from mpgrad.errors import ProtocolError
+from mpgrad.wire.packed_texts import optional_packed, optional_unpacked, pack_text, unpack_text
 
 
 class DecimalContext(msgspec.Struct, frozen=True, array_like=True):
@@ -37,30 +47,32 @@ class WarningFilter(msgspec.Struct, frozen=True, array_like=True):
     """One entry of ``warnings.filters``: patterns are text, the class is a module and a name."""
 
     action: str
-    message: str | None
-    category: tuple[str, str]
-    module: str | None
+    message: bytes | None
+    category: tuple[bytes, bytes]
+    module: bytes | None
     line: int
 
 
 class Surroundings(msgspec.Struct, frozen=True, array_like=True):
-    """The surroundings as plain data.
+    """The surroundings as plain data; bytes are texts of the system or of the user.
 
     Attributes:
         directory: the working directory; None if it does not exist.
+        environment: what has changed in ``os.environ`` since ``FIRST_ENVIRONMENT``; None: gone.
         recursion_limit, int_digits: of the interpreter.
         decimal: the context; None if ``decimal`` is not imported.
         locale: of all categories, as ``locale.setlocale`` gives it; None if ``locale`` is not
             imported.
         buffer_size: of ufuncs (elements): it decides how sums of converted arrays are rounded.
-        print_options: of NumPy, without those that are functions.
+        print_options: of NumPy, without those that are functions; texts as bytes.
         tensor_print_options: those of ``mg.set_printoptions``.
         default_dtype: the name of the dtype of Python floats in new tensors.
         special_errors: ``scipy.special.geterr()``; None if ``scipy.special`` is not imported.
         filters: of warnings, if one of them turns warnings into errors; else empty.
     """
 
-    directory: str | None
+    directory: bytes | None
+    environment: Changes
     recursion_limit: int
     int_digits: int
     decimal: DecimalContext | None
@@ -92,7 +104,8 @@ class _Seen(NamedTuple):
     """All of that as it is found, to be compared with what was found before; for the fields see
     ``Surroundings``."""
 
-    directory: str | None
+    directory: bytes | None
+    environment: dict[bytes, bytes]
     recursion_limit: int
     int_digits: int
     #: The arguments of the thread's context, and of that of new threads.
@@ -143,6 +156,11 @@ def changed_numpy_errors(actions: Any) -> dict[str, str]:
     }
 
 
+def all_numpy_errors(changed: dict[str, str]) -> dict[str, str]:
+    """The arguments of ``np.errstate`` for what ``changed_numpy_errors`` has found."""
+    return {**_NUMPY_ERRORS, **changed}
+
+
 def _kept_here(seen: _Seen) -> str:
     if not {"call", "log"}.isdisjoint(seen.numpy_errors.values()):
         return "what NumPy calls for floating-point errors (np.seterrcall)"
@@ -180,8 +198,9 @@ def take_over_surroundings(data: bytes) -> None:
         found = _decoder.decode(data)
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"malformed surroundings: {error}") from None
-    if found.directory is not None:
-        os.chdir(found.directory)
+    if found.directory not in (None, current_directory()):
+        os.chdir(os.fsdecode(found.directory))
+    set_environment(with_changes(FIRST_ENVIRONMENT, found.environment))
     sys.setrecursionlimit(found.recursion_limit)
     sys.set_int_max_str_digits(found.int_digits)
     if found.decimal is not None:
@@ -199,7 +218,7 @@ def take_over_surroundings(data: bytes) -> None:
 
         locale.setlocale(locale.LC_ALL, found.locale)
     np.setbufsize(found.buffer_size)
-    np.set_printoptions(**found.print_options)
+    np.set_printoptions(**_with_texts(found.print_options, bytes, unpack_text))
     vars(OPTIONS).update(found.tensor_print_options)
     set_default_dtype(DTYPES[np.dtype(found.default_dtype)])
     if found.special_errors is not None:
@@ -213,16 +232,14 @@ def take_over_surroundings(data: bytes) -> None:
 
 
 def _see() -> _Seen:
-    try:
-        directory = os.getcwd()
-    except OSError:
-        directory = None
+    """What is around this thread now."""
     # A module that is not imported has unchanged settings.
     modules = sys.modules
     decimal, locale = modules.get("decimal"), modules.get("locale")
     special, polynomials = modules.get("scipy.special"), modules.get("numpy.polynomial._polybase")
     return _Seen(
-        directory,
+        current_directory(),
+        current_environment(),
         sys.getrecursionlimit(),
         sys.get_int_max_str_digits(),
         None if decimal is None else decimal.getcontext().__reduce__()[1],
@@ -239,15 +256,28 @@ def _see() -> _Seen:
     )
 
 
+def current_directory() -> bytes | None:
+    """The working directory; None if it does not exist."""
+    try:
+        return os.getcwdb()
+    except OSError:
+        return None
+
+
 def _surroundings(seen: _Seen) -> Surroundings:
     return Surroundings(
         seen.directory,
+        changes_to_send(),
         seen.recursion_limit,
         seen.int_digits,
         None if seen.decimal is None else _decimal_context(*seen.decimal),
         seen.locale,
         seen.buffer_size,
-        {name: value for name, value in seen.print_options.items() if name not in _FUNCTIONS},
+        {
+            name: value
+            for name, value in _with_texts(seen.print_options, str, pack_text).items()
+            if name not in _FUNCTIONS
+        },
         seen.tensor_print_options,
         seen.default_dtype,
         seen.special_errors,
@@ -261,7 +291,11 @@ def _filters(found: list[Any]) -> tuple[WarningFilter, ...]:
     return tuple(
         [
             WarningFilter(
-                action, _text(message), (kind.__module__, kind.__qualname__), _text(module), line
+                action,
+                optional_packed(_text(message)),
+                (pack_text(kind.__module__), pack_text(kind.__qualname__)),
+                optional_packed(_text(module)),
+                line,
             )
             for action, message, kind, module, line in found
         ]
@@ -272,21 +306,29 @@ def _text(pattern: Any) -> str | None:
     return getattr(pattern, "pattern", pattern)
 
 
+def _with_texts(options: dict[str, Any], kind: type, change: Callable[[Any], Any]) -> Any:
+    """The same with each value of ``kind`` changed."""
+    return {
+        name: change(value) if isinstance(value, kind) else value for name, value in options.items()
+    }
+
+
 def _set_filters(filters: tuple[WarningFilter, ...]) -> None:
     """Pass on every warning, except those that the caller's filters turn into errors."""
     warnings.resetwarnings()
     warnings.simplefilter("always")
     for found in reversed(filters):
-        module, name = found.category
+        module, name = map(unpack_text, found.category)
+        texts, where = optional_unpacked(found.message), optional_unpacked(found.module)
         kind = getattr(sys.modules.get(module), name, None)
         if isinstance(kind, type):  # a user's class may be missing here: its code loads later
             warnings.filters.insert(  # type: ignore[attr-defined]
                 0,
                 (
                     "error" if found.action == "error" else "always",
-                    None if found.message is None else re.compile(found.message, re.IGNORECASE),
+                    None if texts is None else re.compile(texts, re.IGNORECASE),
                     kind,
-                    None if found.module is None else re.compile(found.module),
+                    None if where is None else re.compile(where),
                     found.line,
                 ),
             )

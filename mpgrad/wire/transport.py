@@ -65,6 +65,8 @@ class Dealer(Protocol):
 
     def watch(self, descriptor: int) -> None: ...
 
+    def unwatch(self, descriptor: int) -> None: ...
+
     def wait(self, timeout_ms: int | None) -> list[int]:
         """Sleep until something arrives; return the watched descriptors that are readable.
 

@@ -1,15 +1,15 @@
-"""``python -m mpgrad.workers FD``: the entry of a worker process."""
+"""The entry of a worker process, see ``base.interpreter``."""
 
 from __future__ import annotations
 
-import sys
+from mpgrad.workers import worker_process
 
-from mpgrad.workers.worker_process import main
+
+def main(setup: bytes) -> None:
+    """Run a worker until it is told to stop."""
+    worker_process.main(setup, load_tensors)
 
 
 def load_tensors() -> None:
     """Load Tensor with its methods, because user code in rules may use all of them."""
     import mpgrad.tensor_methods  # noqa: F401
-
-
-main(int(sys.argv[1]), load_tensors)

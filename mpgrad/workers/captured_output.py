@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from mpgrad.wire.output_record import (
     LOG,
     STDERR,
@@ -28,6 +30,7 @@ from mpgrad.wire.output_record import (
     Warned,
     encode_output,
 )
+from mpgrad.wire.packed_texts import optional_packed, pack_text
 from mpgrad.wire.remote_error import encode_error
 
 Send = Callable[[str, bytes], None]
@@ -53,7 +56,7 @@ class OutputForwarder:
         #: The number of the running task in its graph.
         self.task = -1
         self.waiting_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._waiting: deque[tuple[str, Output]] = deque()
         self._streams = (_Stream(self, STDOUT, 1), _Stream(self, STDERR, 2))
 
     def install(self, log_level: int) -> None:
@@ -81,7 +84,7 @@ class OutputForwarder:
         for start in range(0, len(text), PIECE_CHARACTERS):
             piece = text[start : start + PIECE_CHARACTERS]
             begins = start == 0 or text[start - 1] == "\n"
-            self._pass_on(kind, Text(self._slot, piece, begins))
+            self._pass_on(kind, Text(self._slot, pack_text(piece), begins))
 
     def record(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
@@ -94,12 +97,12 @@ class OutputForwarder:
             LOG,
             LogLine(
                 self._slot,
-                record.name,
+                pack_text(record.name),
                 record.levelno,
-                record.pathname,
+                pack_text(record.pathname),
                 record.lineno,
-                message,
-                record.funcName,
+                pack_text(message),
+                optional_packed(record.funcName),
             ),
         )
 
@@ -107,20 +110,26 @@ class OutputForwarder:
         self, message: Any, category: type[Warning], filename: str, lineno: int, *_: Any
     ) -> None:
         warning = message if isinstance(message, Warning) else category(message)
-        self._pass_on(WARNING, Warned(self.task, encode_error(warning, ""), filename, lineno))
+        path = pack_text(filename)
+        self._pass_on(WARNING, Warned(-1, encode_error(warning, ""), path, lineno))
 
     def _pass_on(self, kind: str, output: Output) -> None:
-        data = encode_output(output)
         if threading.get_ident() != self._thread:
-            self._waiting.append((kind, data))
+            self._waiting.append((kind, output))
             os.eventfd_write(self.waiting_fd, 1)
             return
         self._send_waiting()
-        self._send(kind, data)
+        self._send_now(kind, output)
 
     def _send_waiting(self) -> None:
         while self._waiting:
-            self._send(*self._waiting.popleft())
+            self._send_now(*self._waiting.popleft())
+
+    def _send_now(self, kind: str, output: Output) -> None:
+        if isinstance(output, Warned):
+            # It is the task that runs now: a thread may have left it in a task of another graph.
+            output = msgspec.structs.replace(output, task=self.task)
+        self._send(kind, encode_output(output))
 
     def _leave_to_child(self) -> None:
         """In a process that user code forks here, print and log normally."""
@@ -140,7 +149,8 @@ class _Stream(io.TextIOBase):
     """
 
     encoding = "utf-8"
-    errors = "replace"
+    #: Bytes that are no UTF-8 cross as lone surrogates; the client's stream decides.
+    errors = "surrogateescape"
 
     def __init__(self, forwarder: OutputForwarder, kind: str, descriptor: int) -> None:
         self._forwarder, self._kind, self._descriptor = forwarder, kind, descriptor
@@ -188,7 +198,7 @@ class _Buffer(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         raw = bytes(data)
-        self._stream.write(raw.decode("utf-8", "replace"))
+        self._stream.write(raw.decode(self._stream.encoding, self._stream.errors))
         return len(raw)
 
 

@@ -92,9 +92,9 @@ class CudaWorkerMemory(WorkerMemory):
         """A reference to a gradient on the GPU."""
         return self.device_memory.publish(array, self.link)
 
-    def address(self, block: Block) -> int:
+    def address_of_input(self, block: Block) -> int:
         """As for a CPU worker; a block on a GPU has no address on the host."""
-        return -1 if block.arena >= CLIENT_DEVICE_ARENA else super().address(block)
+        return -1 if block.arena >= CLIENT_DEVICE_ARENA else super().address_of_input(block)
 
     def settle(self) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
         """As for a CPU worker; also release other processes' memory after the reads."""

@@ -6,7 +6,7 @@ import functools
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mpgrad.ops.catalogue  # noqa: F401  (registers every operator)
 from mpgrad.autograd.functions.function_node import (
@@ -14,13 +14,14 @@ from mpgrad.autograd.functions.function_node import (
     PortableContext,
     run_function_backward,
 )
+from mpgrad.autograd.running.node_loop import Apply, NodeStep
 from mpgrad.backends.column_parts import Parts
 from mpgrad.graph.registry import OPERATORS, Operator
 from mpgrad.shipping.attributes import changed_containers, containers_in, pack_attributes
 from mpgrad.shipping.loading import Loaded, establish, load_all, load_attributes
+from mpgrad.tensors.refused_reads import REFUSED
 from mpgrad.wire.output_record import (
     CHANGED,
-    FAILED,
     RUN,
     ContextChanged,
     FunctionRun,
@@ -28,18 +29,22 @@ from mpgrad.wire.output_record import (
     content_of,
 )
 from mpgrad.wire.programs import (
-    CaptureRule,
+    BranchRule,
     FunctionRule,
     NodeProgram,
     OperatorRule,
     PackedArray,
+    Rule,
     Wiring,
     decode_plain,
     decode_wiring,
 )
-from mpgrad.workers.executor import Apply, NodeStep
+from mpgrad.workers.private_arrays import PrivateArrays
 from mpgrad.workers.random_draws import RandomDraws
 from mpgrad.workers.worker_memory import WorkerMemory
+
+if TYPE_CHECKING:
+    from mpgrad.workers.calls import CallRunner
 
 #: The versions of user code that stay loaded, and their bytes.
 FUNCTIONS_MAX, FUNCTION_BYTES_MAX = 256, 64 << 20
@@ -53,9 +58,15 @@ PLAINS_MAX, PLAIN_BYTES_MAX = 1024, 256
 
 _DRAWN = (
     "{0} has used the random numbers of {1} on a worker, where they are not those of the calling "
-    'process. Set run_on = "client" on {0} (run_on = "worker" if any will do), or draw from a '
-    "generator that it seeds itself"
+    'process. Set run_on = "client" on {0}, or make the generator in its backward from a seed that '
+    "forward sets on ctx: np.random.default_rng(ctx.seed)"
 )
+_WRITTEN = (
+    "the backward of {0} has changed {1} in place, which on a worker reaches nobody else. Write "
+    'into a .copy() of the array or a .clone() of the tensor, or set run_on = "client" on {0}: '
+    "compiled code (overwrite_a=True of SciPy, BLAS, ctypes) does not look whether it may write"
+)
+_SHARED = "memory that others read, too (a saved tensor, an array on ctx, or a gradient)"
 
 
 class Rules:
@@ -64,10 +75,16 @@ class Rules:
     Args:
         memory: opens the arrays.
         tell: ``tell(kind, output)`` sends a report on a Function to the client.
+        calls: gives what differentiates branches.
     """
 
-    def __init__(self, memory: WorkerMemory, tell: Callable[[str, Output], None]) -> None:
-        self._memory, self._tell = memory, tell
+    def __init__(
+        self,
+        memory: WorkerMemory,
+        tell: Callable[[str, Output], None],
+        calls: Callable[[], CallRunner],
+    ) -> None:
+        self._memory, self._tell, self._calls = memory, tell, calls
         self._functions: OrderedDict[str, Loaded] = OrderedDict()
         self._function_bytes: dict[str, int] = {}
 
@@ -75,13 +92,13 @@ class Rules:
         """One Node of a task, ready to run."""
         rule = program.rule
         wiring = _wiring(program.wiring)
-        return NodeStep(wiring, self._apply(rule, wiring.parts))
+        return NodeStep.of_task(wiring, self._apply(rule, wiring.parts))
 
-    def _apply(
-        self, rule: OperatorRule | FunctionRule | CaptureRule, parts: Parts | None
-    ) -> Apply | None:
+    def _apply(self, rule: Rule, parts: Parts | None) -> Apply | None:
         if isinstance(rule, OperatorRule):
             return self._operator(rule, parts)
+        if isinstance(rule, BranchRule):
+            return self._calls().differentiate(rule)
         return self._function(rule) if isinstance(rule, FunctionRule) else None
 
     def _operator(self, rule: OperatorRule, parts: Parts | None) -> Any:
@@ -103,23 +120,32 @@ class Rules:
             loaded = self._load(rule)
             if loaded.settings:
                 establish(loaded.settings)
-            context = self._context(rule, loaded.held)
+            private = PrivateArrays(self._memory, loaded)
+            private.note_gradients(grads)
+            context = self._context(rule, loaded, private)
             ctx = context.rebuild(loaded.function)
             # A class that sets ``run_on`` promises that its result depends on nothing else, and
             # that the client does not need what it changes on ctx.
             is_promised = loaded.function.run_on is not None
             # No other object refers to the containers.
-            watched = {} if is_promised else containers_in(context.attributes)
+            watched = {} if is_promised else containers_in(context.attributes, private.compared)
             draws = None if is_promised else RandomDraws()
             # The contents are copied now, because backward may change them in place.
-            is_heard = rule.is_told or rule.tells_failure
-            inputs = tuple(map(content_of, grads)) if is_heard else ()
+            inputs = tuple(map(content_of, grads)) if rule.is_told else ()
+            diverted = self._memory.diverted_bytes()
+            REFUSED.clear()
             try:
                 results = run_function_backward(loaded.function, ctx, grads, needs)
-            except Exception:
-                if rule.tells_failure:
-                    self._tell(FAILED, FunctionRun(rule.node, tuple(needs), inputs, ()))
-                raise
+            finally:
+                written = private.what_changed()
+                if written:  # the arrays that it holds are not those of the client any more
+                    self._forget(rule.code_id)
+            if self._memory.diverted_bytes() > diverted:
+                written = _SHARED
+            if written:
+                raise RuntimeError(_WRITTEN.format(loaded.function.__qualname__, written))
+            if REFUSED:  # user code has caught the error
+                raise RuntimeError(REFUSED[0])
             if draws is not None and (source := draws.source()):
                 raise RuntimeError(_DRAWN.format(loaded.function.__qualname__, source))
             if rule.is_told:
@@ -131,11 +157,20 @@ class Rules:
 
         return apply
 
-    def _context(self, rule: FunctionRule, held: tuple[type, ...]) -> PortableContext:
-        opened = self._memory.open_packed
-        saved = tuple([None if packed is None else opened(packed) for packed in rule.saved])
-        buffers = [opened(buffer) for buffer in rule.buffers]
-        attributes = load_attributes(rule.attributes, buffers, held)
+    def _context(
+        self, rule: FunctionRule, loaded: Loaded, private: PrivateArrays
+    ) -> PortableContext:
+        opened = private.open
+        saved = tuple(
+            [None if packed is None else opened(packed, "a saved tensor") for packed in rule.saved]
+        )
+        buffers = [opened(buffer, "an array on ctx") for buffer in rule.buffers]
+        is_promised = loaded.function.run_on is not None
+        noted = None if is_promised else private.on_ctx
+        compared: list[str] = []
+        attributes = load_attributes(rule.attributes, buffers, loaded.held, noted, compared)
+        if compared and not is_promised:
+            private.note_values({name: attributes[name] for name in compared})
         return PortableContext(saved, attributes, _description(rule.description))
 
     def _load(self, rule: FunctionRule) -> Loaded:
@@ -148,9 +183,12 @@ class Rules:
                 len(self._functions) > FUNCTIONS_MAX
                 or sum(self._function_bytes.values()) > FUNCTION_BYTES_MAX
             ):
-                dropped, _ = self._functions.popitem(last=False)
-                del self._function_bytes[dropped]
+                self._forget(next(iter(self._functions)))
         return loaded
+
+    def _forget(self, code_id: str) -> None:
+        self._functions.pop(code_id, None)
+        self._function_bytes.pop(code_id, None)
 
     def _open_several(
         self, entries: tuple[PackedArray | None, ...], scalars: tuple[Any, ...] | None

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.base import machine
+
 _LIMITS = (
     resource.RLIMIT_AS,
     resource.RLIMIT_CPU,
@@ -55,4 +57,4 @@ class Soundness:
 
 
 def _limits() -> list[Any]:
-    return [resource.getrlimit(kind)[0] for kind in _LIMITS]
+    return [machine.resource_limits(kind)[0] for kind in _LIMITS]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from mpgrad.autograd.profiling.task_times import pack_times
+from mpgrad.autograd.running.node_loop import Destination, NodeStep, first_slots, run_task
 from mpgrad.backends.column_parts import join, shape_of
 from mpgrad.backends.cpu import CpuBackend
 from mpgrad.base.handles import Block, GradientRef
@@ -21,12 +23,14 @@ from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed, NodeTaskProgre
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.split import parts_of
 from mpgrad.wire.output_record import Output, encode_output
-from mpgrad.wire.programs import TaskProgram, decode_program
+from mpgrad.wire.programs import CallRule, DerivativeRule, TaskProgram, decode_program
 from mpgrad.wire.remote_error import encode_error
 from mpgrad.wire.surroundings import take_over_surroundings
-from mpgrad.workers.executor import Destination, NodeStep, run_steps
 from mpgrad.workers.rules import Rules
 from mpgrad.workers.worker_memory import WorkerMemory
+
+if TYPE_CHECKING:
+    from mpgrad.workers.calls import CallRunner
 
 Array: TypeAlias = np.ndarray[Any, Any]
 #: The input of each slot of a task: (step, input number).
@@ -44,14 +48,21 @@ class TaskRunner:
         memory: the arenas.
         where: this process, in words, for errors.
         report: sends the progress of a running task.
+        slot: of this worker.
     """
 
-    def __init__(self, memory: WorkerMemory, where: str, report: Report) -> None:
+    def __init__(self, memory: WorkerMemory, where: str, report: Report, slot: int) -> None:
         self._memory, self._report = memory, report
-        self._rules = Rules(memory, self._tell)
+        self._slot = slot
+        self._rules = Rules(memory, self._tell, lambda: self.calls)
+        #: See ``CallRunner``.
+        self.branch_limit: int | None = None
+        self.note_branches: Callable[[int, int], None] = lambda count, nbytes: None
         #: Makes the Publication of a task.
         self.publication: Callable[..., Publication] = Publication
         self._where = where
+        #: The initializers that have run here.
+        self._initialized: set[str] = set()
         #: The last surroundings of user code.
         self._surroundings = b""
         self._failed_step = 0
@@ -59,12 +70,22 @@ class TaskRunner:
         self.has_run_function = False
         self._dispatch: DispatchNodeTask | None = None
 
+    @functools.cached_property
+    def calls(self) -> CallRunner:
+        """Runs calls forward, and differentiates their branches."""
+        from mpgrad.workers.calls import CallRunner
+
+        return CallRunner(
+            self._memory, self._slot, self.branch_limit, lambda *told: self.note_branches(*told)
+        )
+
     def run(self, dispatch: DispatchNodeTask) -> tuple[NodeTaskDone | NodeTaskFailed, Any]:
         """The reply, and the blocks that user code kept earlier and has now let go."""
         started = perf_counter()
         self._dispatch, self._failed_step = dispatch, 0
         self._times: list[float] | None = None
         outputs, copied, error = self._try(dispatch)
+        self._memory.protect()
         kept, released = self._memory.settle()
         kept = tuple(block for block in kept if _belongs(block, dispatch))
         name = (dispatch.graph, dispatch.task, dispatch.attempt)
@@ -86,16 +107,21 @@ class TaskRunner:
         try:
             program = decode_program(dispatch.program or self._memory.read_bytes(*dispatch.payload))
             self.has_run_function = bool(program.surroundings)
-            steps = [self._rules.step(node) for node in program.nodes]
+            if self.has_run_function and dispatch.attempt > 1:
+                # A write into the arenas may have killed the worker of the first attempt.
+                self._memory.divert_writes()
+            if isinstance(program.nodes[0].rule, CallRule | DerivativeRule):
+                return *self._call(program, dispatch), None
+            for self._failed_step, part in enumerate(program.nodes):
+                steps.append(self._rules.step(part))
+            self._failed_step = 0
             if program.checks_nan:
                 for step in steps:
-                    step.blamed = step.wiring.name
+                    step.blamed = step.name
             self._times = [] if program.is_timed else None
             publication = self.publication(self._memory, dispatch, self._report)
             publication.note_captures(steps, program.slots)
-            if program.surroundings and program.surroundings != self._surroundings:
-                take_over_surroundings(program.surroundings)
-                self._surroundings = program.surroundings
+            self._take_over(program)
             if program.numpy_errors:
                 with np.errstate(**program.numpy_errors):  # type: ignore[arg-type]
                     self._run_steps(steps, program, dispatch, publication)
@@ -106,8 +132,42 @@ class TaskRunner:
             if publication is not None:
                 # The outputs before it are valid: an error that is earlier in order may follow.
                 publication.publish()
-            node = steps[self._failed_step].wiring.name if steps else "a NodeTask"
+            failed = self._failed_step
+            node = steps[failed].wiring.name if failed < len(steps) else "a task"
             return (), 0, encode_error(error, f"{node} on {self._where}")
+
+    def _call(
+        self, program: TaskProgram, dispatch: DispatchNodeTask
+    ) -> tuple[tuple[GradientRef, ...], int]:
+        """Run calls of the client forward; the outputs, and the bytes that were copied."""
+        self._take_over(program)
+        times: list[float] | None = [] if program.is_timed else None
+        self._times = times
+        outputs: list[GradientRef] = []
+        copied = 0
+        with np.errstate(**program.numpy_errors):  # type: ignore[arg-type]
+            for at, node in enumerate(program.nodes):
+                if not isinstance(node.rule, CallRule | DerivativeRule):
+                    raise ProtocolError("a task of calls has another rule")
+                self._failed_step = at
+                started = perf_counter()
+                found, nbytes = self.calls.run(node.rule, dispatch.blocks[2 * at : 2 * at + 2])
+                if times is not None:
+                    times += (started, perf_counter())
+                outputs += found
+                copied += nbytes
+        return tuple(outputs), copied
+
+    def _take_over(self, program: TaskProgram) -> None:
+        if program.surroundings and program.surroundings != self._surroundings:
+            take_over_surroundings(program.surroundings)
+            self._surroundings = program.surroundings
+        if program.initializer is not None and program.initializer[0] not in self._initialized:
+            number, code = program.initializer
+            from mpgrad.calls.initializing import run_packed
+
+            run_packed(self._memory.open_packed(code))
+            self._initialized.add(number)
 
     def _run_steps(
         self,
@@ -116,13 +176,13 @@ class TaskRunner:
         dispatch: DispatchNodeTask,
         publication: Publication,
     ) -> None:
-        run_steps(
+        run_task(
             steps,
             self._contributions(steps, program, dispatch),
             publication.emit,
             CpuBackend(publication.empty),
             destination=publication,
-            timings=self._times,
+            times=self._times,
             on_failure=self._note_failure,
         )
 
@@ -198,7 +258,7 @@ class Publication(Destination):
         self._refs: list[GradientRef] = [None] * len(dispatch.blocks)
         #: The start address of each block with final content, so that it can be passed on again.
         self._final: dict[int, Block] = {
-            memory.address(ref): ref
+            memory.address_of_input(ref): ref
             for slot in dispatch.inputs
             for ref in slot
             if isinstance(ref, Block)
@@ -211,8 +271,8 @@ class Publication(Destination):
         self._unreported: list[int] = []
         #: Inputs inside the task with one contribution that are also an output.
         self._captured: dict[tuple[int, int], int] = {}
-        #: The same with several contributions: output number and metadata of their sum.
-        self._summed: dict[tuple[int, int], tuple[int, InputMetadata]] = {}
+        #: By slot, the same with several contributions: output number and metadata of their sum.
+        self._summed: dict[int, tuple[int, InputMetadata]] = {}
         #: Steps that only pass on an array that becomes an output and lies in its block already.
         self._passed: dict[NodeStep, int] = {}
         #: Arrays that were copied into a block, and the memory of those that were born in one.
@@ -237,14 +297,14 @@ class Publication(Destination):
                     self._passed.setdefault(step, number)
         if not captures:
             return
-        flows = Counter(slots)
+        flows, first = Counter(slots), first_slots(steps)
         for step in steps:
             flows.update(route for route in step.wiring.routes if isinstance(route, tuple))
         for target, (number, meta) in captures.items():
             if flows[target] == 1:
                 self._captured[target] = number
             else:
-                self._summed[target] = number, meta
+                self._summed[first[target[0]] + target[1]] = number, meta
         self._trace_back(steps, flows)
 
     def _passed_by(self, step: NodeStep) -> Iterator[int]:
@@ -290,8 +350,8 @@ class Publication(Destination):
         """The task output that the gradient along ``route`` becomes unchanged, if any."""
         return route if type(route) is int else self._captured.get(route)
 
-    def place_of_sum(self, step: int, input_nr: int) -> Array | None:
-        number, meta = self._summed.get((step, input_nr), (None, None))
+    def place_of_sum(self, slot: int) -> Array | None:
+        number, meta = self._summed.get(slot, (None, None))
         block = None if number is None else self._blocks[number]
         if block is None or meta is None:
             return None
@@ -344,7 +404,7 @@ class Publication(Destination):
             if passed_on is not None and passed_on.nbytes == block.nbytes == array.nbytes:
                 self._refs[output] = passed_on
                 return
-            if start != self._memory.address(block):
+            if start != self._memory.address_of_output(block):
                 target = self._memory.open_output(block, array.shape, array.dtype)
                 np.copyto(target, array)
                 self.copied_bytes += array.nbytes
@@ -355,7 +415,7 @@ class Publication(Destination):
         # What flows on inside the task is not the task's to change any more (``is_exclusive``).
         self._kept.append(array.base)
         self._memory.seal(block)
-        self._final[self._memory.address(block)] = block
+        self._final[self._memory.address_of_output(block)] = block
         self._refs[output] = block
 
     def publish(self) -> None:

@@ -47,6 +47,10 @@ class TaskExecutor(Protocol):
         """Free blocks of this process that have no holder any more."""
         ...
 
+    def release_branches(self, numbers: tuple[int, ...]) -> None:
+        """Forget branches that nobody will differentiate."""
+        ...
+
 
 class Worker:
     """The shell around WorkerState.
@@ -121,6 +125,8 @@ class Worker:
                 dispatch = instruction.dispatch
             elif isinstance(instruction, do.ReleaseBlocks):
                 self._executor.release(instruction.blocks)
+            elif isinstance(instruction, do.ReleaseBranches):
+                self._executor.release_branches(instruction.numbers)
             elif isinstance(instruction, do.StopProcess):
                 self.is_stopped = True
             else:

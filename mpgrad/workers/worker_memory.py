@@ -6,6 +6,7 @@ User code may keep a view of a block after its task; the coordinator is told of 
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from mpgrad.base.handles import CLIENT_ARENA, ENGINE_ARENA, Block
 from mpgrad.errors import ProtocolError
-from mpgrad.shm.mapped_arena import ForeignArena
+from mpgrad.shm.mapped_arena import ForeignArena, lease_of
 from mpgrad.wire.programs import InlineArray, PackedArray
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -23,10 +24,18 @@ class WorkerMemory:
     """Both arenas as one process sees them."""
 
     def __init__(self, client_arena_fd: int, engine_arena_fd: int) -> None:
+        self._outputs = ForeignArena(engine_arena_fd, "engine arena", number=ENGINE_ARENA)
+        # What others have written is mapped for reading only: compiled code in user code writes
+        # arrays that NumPy calls read-only.
+        reading = os.dup(engine_arena_fd)
         self._arenas = {
             CLIENT_ARENA: ForeignArena(client_arena_fd, "client arena", number=CLIENT_ARENA),
-            ENGINE_ARENA: ForeignArena(engine_arena_fd, "engine arena", number=ENGINE_ARENA),
+            ENGINE_ARENA: ForeignArena(reading, "engine arena", number=ENGINE_ARENA),
         }
+        for arena in self._arenas.values():
+            arena.segment.protect()
+        self._arenas[ENGINE_ARENA].released = self._outputs.released
+        self._diverts_writes = False
         #: The number of open arrays of each block of the engine's arena.
         self._open: Counter[tuple[int, int]] = Counter()
         self._blocks: dict[tuple[int, int], Block] = {}
@@ -46,7 +55,7 @@ class WorkerMemory:
                 return np.frombuffer(ref, dtype, math.prod(shape)).reshape(shape)
             except ValueError as error:
                 raise ProtocolError(f"a gradient of {len(ref)} bytes: {error}") from None
-        return self._open_block(ref, shape, dtype, writeable=False)
+        return self._open_block(self._arena(ref.arena), ref, shape, dtype, writeable=False)
 
     def open_packed(self, packed: PackedArray) -> Array:
         """A read-only array over a saved array of forward."""
@@ -71,19 +80,29 @@ class WorkerMemory:
         """
         if block.arena != ENGINE_ARENA:
             raise ProtocolError(f"a result cannot be written into arena {block.arena}: {block}")
-        return self._open_block(block, shape, dtype, writeable=True)
+        return self._open_block(self._outputs, block, shape, dtype, writeable=True)
 
     def seal(self, block: Block) -> None:
         """``block`` is written: others may read it from now on."""
-        self._arenas[block.arena].write_header(block)
+        self._outputs.write_header(block)
 
-    def address(self, block: Block) -> int:
+    def address_of_output(self, block: Block) -> int:
+        """Where this process writes ``block``, which its task was lent."""
+        return self._outputs.segment.address + block.offset
+
+    def address_of_input(self, block: Block) -> int:
+        """Where it reads ``block``; -1 for memory that is not on the host."""
         return self._arena(block.arena).segment.address + block.offset
 
     def _open_block(
-        self, block: Block, shape: tuple[int, ...], dtype: Any, *, writeable: bool
+        self,
+        arena: ForeignArena,
+        block: Block,
+        shape: tuple[int, ...],
+        dtype: Any,
+        *,
+        writeable: bool,
     ) -> Array:
-        arena = self._arena(block.arena)
         track = block.arena == ENGINE_ARENA
         array = arena.open(block, shape, dtype, writeable=writeable, track=track)
         if track:
@@ -105,6 +124,36 @@ class WorkerMemory:
         """
         raise ProtocolError(f"this worker has made no blocks: {blocks}")
 
+    # ------------------------------------------------------------------ writes of user code
+
+    def is_protected(self, array: Array) -> bool:
+        """Whether ``array`` lies in memory that this process cannot write."""
+        return any(lease_of(array, arena.segment) is not None for arena in self._arenas.values())
+
+    def divert_writes(self) -> None:
+        """Let user code write into the arenas, where nobody else sees it, until ``protect``.
+
+        A task whose worker has died runs so when it is tried again: if a write has killed it, the
+        task now ends, and ``diverted_bytes`` says that it has written. Where the kernel does not
+        show that, nothing changes.
+        """
+        self._diverts_writes = True
+        if not all(arena.segment.divert_writes() for arena in self._arenas.values()):
+            self.protect()
+
+    def protect(self) -> None:
+        """Drop what has been written since ``divert_writes``."""
+        if self._diverts_writes:
+            self._diverts_writes = False
+            for arena in self._arenas.values():
+                arena.segment.protect()
+
+    def diverted_bytes(self) -> int:
+        """The bytes of the pages written since ``divert_writes``."""
+        if not self._diverts_writes:
+            return 0
+        return sum(arena.segment.diverted_bytes() for arena in self._arenas.values())
+
     # ------------------------------------------------------------------ what stays open
 
     def settle(self) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
@@ -125,8 +174,9 @@ class WorkerMemory:
         return tuple(self._blocks[token] for token in fresh), tuple(gone)
 
 
-def open_inline(packed: InlineArray) -> Array:
-    """A read-only array over the bytes of a message, with its original strides.
+def open_inline(packed: InlineArray, data: memoryview | None = None) -> Array:
+    """A read-only array over the bytes of a message, or over a copy of them, with its original
+    strides.
 
     Raises:
         ProtocolError: the elements would lie outside the bytes.
@@ -136,6 +186,7 @@ def open_inline(packed: InlineArray) -> Array:
         # NumPy checks the strides, but accepts a negative offset, and bytes as object addresses.
         if packed.offset < 0 or dtype.hasobject:
             raise ValueError(f"dtype {dtype} at offset {packed.offset}")
-        return np.ndarray(packed.shape, dtype, packed.data, packed.offset, packed.strides)
+        memory = packed.data if data is None else data
+        return np.ndarray(packed.shape, dtype, memory, packed.offset, packed.strides)
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"an inline array that does not fit its bytes: {error}") from None

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from mpgrad.autograd.running import engine_slot
@@ -13,6 +14,7 @@ from mpgrad.base import standard_streams
 from mpgrad.base.handles import Block
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler.instructions import DispatchNodeTask
+from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.environment import WorkerEnvironment
 from mpgrad.wire.output_record import STDOUT, text_of
 from mpgrad.wire.schema import SPOILED
@@ -29,13 +31,19 @@ class ProcessExecutor:
 
     send: Callable[[Any], None]
 
-    def __init__(self, setup: WorkerSetup, environment: WorkerEnvironment) -> None:
+    def __init__(
+        self, setup: WorkerSetup, environment: WorkerEnvironment, board: StatusBoard
+    ) -> None:
         engine_slot.is_worker = True
         self._peer = setup.peer
         self._memory, publication = _memory_of(setup)
         where = f"worker {setup.slot} (pid {os.getpid()})"
-        self.runner = TaskRunner(self._memory, where, lambda message: self.send(message))
+        self.runner = TaskRunner(
+            self._memory, where, lambda message: self.send(message), setup.slot
+        )
         self.runner.publication = publication
+        self.runner.branch_limit = environment.branch_limit
+        self.runner.note_branches = partial(board.note_branches, setup.slot)
         self._pid = os.getpid()
         #: The graph of the running task, to which its output belongs; -1 between tasks.
         self._graph = -1
@@ -72,6 +80,10 @@ class ProcessExecutor:
 
     def release(self, blocks: tuple[Block, ...]) -> None:
         self._memory.release(blocks)
+
+    def release_branches(self, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            self.runner.calls.forget(number)
 
     def wake(self) -> None:
         self._output.wake()

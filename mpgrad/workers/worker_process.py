@@ -15,9 +15,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
+
 from mpgrad.base.standard_streams import say
 from mpgrad.wire.environment import WorkerEnvironment, restore_environment
-from mpgrad.wire.setup import WorkerSetup, begin_child, receive_setup
+from mpgrad.wire.setup import WorkerSetup, begin_child, decode_setup, start_reported
 
 if TYPE_CHECKING:
     from mpgrad.workers.worker import Worker
@@ -25,28 +27,36 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 
 
-def main(descriptor: int, load_tensors: Callable[[], None]) -> None:
+def main(data: bytes, load_tensors: Callable[[], None]) -> None:
     """Run a worker until it is told to stop.
 
     Args:
-        descriptor: where the worker's setup is read.
+        data: the worker's setup.
         load_tensors: called as soon as the environment allows NumPy to be loaded.
     """
     gc.disable()  # imports make no garbage, and every run would look at all their objects
     begin_child()
     die_with_parent()
-    try:
-        setup = receive_setup(descriptor, WorkerSetup)
-    except EOFError:
-        sys.exit(1)
+    setup = decode_setup(data, WorkerSetup)
+    if setup.template_fd >= 0:
+        from mpgrad.workers.template_process import fork_workers
+
+        if os.getppid() != setup.coordinator_pid:
+            sys.exit(1)
+        data, stack_fd = fork_workers(setup, load_tensors)
+        die_with_parent()
+        if not data:
+            sys.exit(1)  # the coordinator has not heard of this process
+        setup = msgspec.structs.replace(decode_setup(data, WorkerSetup), stack_fd=stack_fd)
     if os.getppid() != setup.coordinator_pid:
         sys.exit(1)  # the coordinator died before the kernel could bind this process to it
     _bind(setup)  # before anything is loaded: a page lies near the processor that touches it first
     report_faults(setup.stack_fd)
-    environment = restore_environment(setup.environment)
-    sys.breakpointhook = _no_breakpoint
-    load_tensors()
-    worker = _worker(setup, environment)
+    with start_reported(setup.stack_fd):
+        environment = restore_environment(setup.environment)
+        sys.breakpointhook = _no_breakpoint
+        load_tensors()
+        worker = _worker(setup, environment)
     let_others_wake_up()  # after the worker is made: ZeroMQ's threads keep the normal policy
     gc.freeze()  # modules stay: the collector skips them
     gc.enable()
@@ -76,7 +86,8 @@ def _worker(setup: WorkerSetup, environment: WorkerEnvironment) -> Worker:
     from mpgrad.workers.worker import Worker
     from mpgrad.workers.worker_parts import ProcessExecutor
 
-    executor, board = ProcessExecutor(setup, environment), StatusBoard.attach(setup.board_fd)
+    board = StatusBoard.attach(setup.board_fd)
+    executor = ProcessExecutor(setup, environment, board)
     return hooked("worker", Worker)(setup.endpoint, setup.peer, setup.slot, board, executor)
 
 
@@ -91,7 +102,8 @@ def die_with_parent() -> None:
 def report_faults(descriptor: int) -> None:
     """Write the Python stack there if a fault ends this process; its parent reads it then."""
     os.set_inheritable(descriptor, False)
-    faulthandler.enable(descriptor, all_threads=False)
+    with contextlib.suppress(OSError, RuntimeError):  # a sandbox may refuse sigaltstack
+        faulthandler.enable(descriptor, all_threads=False)
     # A process that user code forks here is not the worker.
     os.register_at_fork(after_in_child=faulthandler.disable)
 

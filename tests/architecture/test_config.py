@@ -40,7 +40,6 @@ def test_defaults() -> None:
         (config.SHM_LIMIT, "1.5 MiB", 3 * 2**19),
         (config.DEBUG, "2", 2),
         (config.TRACEBACK, "Full", "full"),
-        (config.POST_MORTEM, "1", True),
         (config.TEST_HOOK, "tests.hooks:hook", "tests.hooks:hook"),
         (config.CUDA_DRIVER, "CuPy", "mpgrad.devices.cuda_cupy:CupyDriver"),
         (config.CUDA_DRIVER, "drivers.of_mine:Mine", "drivers.of_mine:Mine"),

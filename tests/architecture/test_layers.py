@@ -18,10 +18,12 @@ FLOORS = (
     "compilation cuda fft func linalg masked multiprocessing profiler serialization signal special "
     "_C utils",
     "distributed",
-    "checkpointing data distributions nn optim report",
+    "checkpointing data distributions nn optim report torch",
     "tensor_methods",
+    "parallel",
     "engine",
     "coordinator workers",
+    "calls",
     "shipping",
     "autograd",
     "ops",
@@ -46,11 +48,11 @@ LATE = {
     ("workers/worker_parts.py", "mpgrad.workers.gpu_worker"): "few machines have a GPU",
     ("engine/engine.py", "mpgrad.engine.execution"): "`import mpgrad` and forward need no engine",
     ("engine/engine.py", "mpgrad.engine.processes"): "`local` needs no processes",
-    ("engine/processes.py", "mpgrad.wire.journal_keeper"): "only after an internal error",
-    ("wire/journal_keeper.py", "mpgrad.wire.journal_file"): "only after an internal error",
     ("wire/endpoint.py", "mpgrad.wire.zeromq"): "a process that has no engine loads no ZeroMQ",
     ("distributed/world.py", "mpgrad.wire.zeromq"): "nor does one without a group",
     ("workers/rules.py", "mpgrad.autograd.higher_order.backward_of"): "create_graph only",
+    ("workers/task.py", "mpgrad.workers.calls"): "calls forward only",
+    ("workers/task.py", "mpgrad.calls.initializing"): "Engine(initializer=...) only",
     ("coordinator/supervisor.py", "mpgrad.coordinator.watchdog"): "the workers start before that",
 }
 
@@ -59,7 +61,7 @@ FOREIGN = {
     "zmq": "wire/zeromq.py",
     "cupy": "devices/cuda_cupy.py",
     "ray": "launch/ray_cluster.py",
-    "torch": "",
+    "torch": "torch/*",
     # The product is not to lean on what is beside it, nor on what only that needs.
     "rich": "launch/top_command.py",
     **dict.fromkeys(("benchmarks", "examples", "stress", "tests", "psutil"), ""),
@@ -210,8 +212,10 @@ def test_a_class_name_means_one_thing() -> None:
     assert twice == TWICE
 
 
-#: The stand-in for ``torch.Tensor`` has its name; PyTorch calls two things a WorkerInfo.
+#: The stand-in for ``torch.Tensor`` has its name; PyTorch calls two things a WorkerInfo; a
+#: DataParallel is around a Module of mpgrad's or of PyTorch's.
 TWICE = {
+    "DataParallel": ["nn/parallel.py", "torch/batches_in_parts.py"],
     "Tensor": ["compat/tensor_type.py", "tensors/tensor.py"],
     "WorkerInfo": ["data/loader_worker.py", "distributed/rpc/service.py"],
 }

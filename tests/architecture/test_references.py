@@ -12,7 +12,8 @@ from tests.architecture.source_tree import PACKAGE, ROOT, files
 
 #: ``engine.placement``, ``mpgrad.engine.placement.place()``.
 DOTTED = re.compile(r"``(?:mpgrad\.)?([a-z_]\w*(?:\.\w+)+)(?:\(\))?``|``mpgrad\.(\w+)``")
-FOLDERS = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+#: A name that begins with ``torch`` is one of PyTorch.
+FOLDERS = {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"torch"}
 
 
 def words_of(file: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import signal
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -63,3 +64,17 @@ def test_a_second_backward_adds_to_the_first() -> None:
         loss.backward()
     assert x.grad is kept
     assert (x.grad.tolist(), y.grad.tolist()) == ([4.0], [3.0])
+
+
+def test_a_gradient_that_cannot_be_written_is_replaced_under_create_graph() -> None:
+    x = mg.ones(3, requires_grad=True)
+    x.grad = mg.ones(1).expand(3)
+    with pytest.raises(RuntimeError, match="read-only"):
+        (x * x).sum().backward()
+    assert x.grad.tolist() == [1.0] * 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the cycle
+        (x * x).sum().backward(create_graph=True)
+    assert x.grad.tolist() == [3.0] * 3
+    assert x.grad.requires_grad
+    x.grad = None

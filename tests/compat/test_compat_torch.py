@@ -324,3 +324,47 @@ def test_a_sharing_strategy_is_one_of_torchs() -> None:
     assert sharing.get_sharing_strategy() in sharing.get_all_sharing_strategies()
     with pytest.raises(ValueError, match="'fast' is none of"):
         sharing.set_sharing_strategy("fast")
+
+
+def test_a_module_does_not_hide_the_function_of_its_name(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+import torch
+from torch.autograd.gradcheck import gradgradcheck
+from torch.utils.checkpoint import checkpoint
+import torch.utils.checkpoint
+x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+print(torch.autograd.gradcheck(lambda x: x * x, (x,)), gradgradcheck(lambda x: x * x, (x,)))
+print(torch.utils.checkpoint.checkpoint is checkpoint)
+""",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True True\nTrue\n", "")
+
+
+def test_types_by_pytorchs_names() -> None:
+    x = stand_in.arange(3)
+    assert x.type(stand_in.Tensor).dtype == mg.float32
+    assert x.type(mg.Tensor).dtype == mg.float32
+    assert x.type(stand_in.DoubleTensor).dtype == mg.float64
+    assert (x.type(), x.float().type()) == ("torch.LongTensor", "torch.FloatTensor")
+    assert isinstance(stand_in.bfloat16, stand_in.dtype)
+    assert stand_in.bfloat16.is_floating_point
+    with pytest.raises(TypeError, match="NumPy has no bfloat16"):
+        x.to(stand_in.bfloat16)
+
+
+def test_what_no_tensor_is() -> None:
+    names = "is_xpu is_mps is_mtia is_xla is_meta is_quantized is_nested is_mkldnn is_sparse_csr"
+    assert not any(getattr(mg.ones(1), name) for name in names.split())
+
+
+def test_names_of_programs_that_use_the_engine() -> None:
+    stand_in._C._set_grad_enabled(False)
+    assert not mg.is_grad_enabled()
+    stand_in._C._set_grad_enabled(True)
+    assert mg.is_grad_enabled()
+    stand_in.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+    devices, states = stand_in.utils.checkpoint.get_device_states(mg.ones(1))
+    assert (devices, states) == ([], [])
+    stand_in.utils.checkpoint.set_device_states(devices, states)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -52,3 +53,14 @@ def test_lengths_that_no_memory_has_are_refused(tmp_path: Path) -> None:
     (tmp_path / "huge").write_bytes(struct.pack(">BBBB3I", 0, 0, 8, 3, *[2**32 - 1] * 3))
     with pytest.raises(ValueError, match="huge' cannot be read"):
         read_idx(tmp_path / "huge")
+
+
+def test_a_small_file_is_not_unpacked_without_end(tmp_path: Path) -> None:
+    header = struct.pack(">BBBBI", 0, 0, 8, 1, 10)
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(header + bytes(1 << 26)))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"needs 18 bytes, and it has more$"):
+        read_idx(tmp_path / "bomb.gz")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 23

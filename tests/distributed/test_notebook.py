@@ -46,6 +46,7 @@ rpc.shutdown()
 def test_a_notebook_calls_and_differentiates(tmp_path: Path) -> None:
     (tmp_path / "serves.py").write_text(SERVES)
     (tmp_path / "key").write_bytes(os.urandom(32))
+    (tmp_path / "key").chmod(0o600)
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",

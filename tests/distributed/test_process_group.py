@@ -211,6 +211,7 @@ def test_the_key_of_a_user_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_key_is_long_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "key").write_bytes(b"short")
+    (tmp_path / "key").chmod(0o600)
     monkeypatch.setenv("MPGRAD_GROUP_KEY_FILE", str(tmp_path / "key"))
     with pytest.raises(ValueError, match="has 5 bytes; a key has at least 16"):
         dist.init_process_group("lanes", "tcp://localhost:1", rank=0, world_size=1)

@@ -214,11 +214,11 @@ def test_a_call_that_comes_early_waits_until_all_others_are_known() -> None:
 
     class ComesWhenAwaited(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
-            service.handle(2, RpcReady("c", ""), [])
+            service.handle(2, RpcReady(b"c", ""), [])
             return super().wait(timeout)
 
     service.all_ready = ComesWhenAwaited()
-    service.handle(1, RpcReady("b", ""), [])
+    service.handle(1, RpcReady(b"b", ""), [])
     _services[:] = [service]
     frames = packed((calls_on, (), {}), "it", same_main=True, reduce=lambda _: None)
     unpickled = [memoryview(frame) for frame in frames]

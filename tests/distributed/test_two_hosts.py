@@ -133,6 +133,7 @@ def start(
     """``mpgrad run`` on all hosts."""
     (directory / "script.py").write_text(source)
     (directory / "key").write_bytes(secrets.token_bytes(32))
+    (directory / "key").chmod(0o600)
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
+from mpgrad.autograd.freezing import freeze as freezing
 from mpgrad.engine import local
 from mpgrad.engine.local import claim
 from mpgrad.scheduler.tuning import SAMPLES
@@ -173,7 +174,7 @@ def test_only_an_array_that_nobody_else_holds_is_claimed() -> None:
 
 def test_a_large_gradient_becomes_grad_without_a_copy() -> None:
     """The rule's result, born in the arena, is adopted: one block more than before, not two."""
-    leaf = mg.ones(200, 200, requires_grad=True)
+    leaf = mg.ones(300, 300, requires_grad=True)
     with mg.Engine(mode="local"):
         mg.exp(leaf).sum().backward()
         leaf.grad = None
@@ -222,10 +223,37 @@ def test_a_graph_that_comes_again_and_again_teaches_less_often(
         return bool(learned)
 
     took_s[0] = 1e-6
-    assert all(backward() for _ in range(SAMPLES))
-    assert sum(backward() for _ in range(4 * SAMPLES)) == 4
-    took_s[0] = 1.0
-    assert backward()
+    with mg.Engine("auto", cpu_workers=1):
+        assert all(backward() for _ in range(SAMPLES))
+        assert sum(backward() for _ in range(4 * SAMPLES)) == 4
+        took_s[0] = 1.0
+        assert backward()
+
+
+def test_an_engine_that_is_always_local_learns_only_from_what_is_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing there depends on costs, but ``explain`` says whether a Function has run."""
+    learned: list[int] = []
+    monkeypatch.setattr(local, "teach", lambda *_: learned.append(1))
+    for kept in ("_memory", "_guards"):  # another test may have run such a graph
+        monkeypatch.setattr(freezing, kept, type(getattr(freezing, kept))())
+    looked_up: list[int] = []
+    monkeypatch.setattr(freezing, "_look_up_costs", lambda *_: looked_up.append(1))
+
+    def backwards() -> tuple[int, int]:
+        learned.clear()
+        looked_up.clear()
+        for _ in range(3 * SAMPLES):
+            (mg.ones(7, requires_grad=True) * 3.0).sum().backward()
+        return len(learned), len(looked_up)
+
+    with mg.Engine("local"):
+        assert backwards() == (2, 0)
+    with mg.Engine("auto", cpu_workers=1):
+        taught, asked = backwards()
+        assert taught > 1
+        assert asked > 1
 
 
 def test_joined_tensors_get_their_gradients_in_linear_time() -> None:

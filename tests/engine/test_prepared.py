@@ -185,7 +185,7 @@ def contents(rule: Rule) -> Any:
 def test_every_use_teaches_at_first_and_then_now_and_then() -> None:
     graph = frozen()
     found = PreparedGraph(graph.spec, plan(graph.spec))
-    learned = [found.learns() for _ in range(SAMPLES + 4 * SAMPLES)]
+    learned = [found.count_use() for _ in range(SAMPLES + 4 * SAMPLES)]
     assert all(learned[:SAMPLES])
     assert sum(learned[SAMPLES:]) == 4
 

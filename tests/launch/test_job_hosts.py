@@ -50,6 +50,7 @@ class Launchers:
     def __init__(self, directory: Path, endpoint: str, source: str) -> None:
         (directory / "script.py").write_text(source)
         (directory / "key").write_bytes(secrets.token_bytes(32))
+        (directory / "key").chmod(0o600)
         self._directory, self._endpoint = directory, endpoint
         self.processes: list[subprocess.Popen[str]] = []
 
@@ -176,6 +177,7 @@ def test_a_host_of_another_job_is_refused(
 
 def test_a_host_with_another_key_is_not_heard(launchers: Launchers, tmp_path: Path) -> None:
     (tmp_path / "other key").write_bytes(secrets.token_bytes(32))
+    (tmp_path / "other key").chmod(0o600)
     arguments = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-conf", "join_timeout=2")
     launchers.start(*arguments, "--node-rank", "0")
     launchers.start(*arguments, "--node-rank", "1", key="other key")

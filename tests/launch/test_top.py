@@ -57,14 +57,39 @@ def test_the_board_holds_figures_and_workers() -> None:
     queues = [QueueFigures(-1, 2, 9), QueueFigures(3, 0, 1)]
     workers = [WorkerFigures(pid, pid - 101, 5) for pid in (100, 101)]
     board.begin(1, 7, 8, 1)
+    board.note_branches(1, 3, 1 << 40)
     board.report(figures, queues, [*workers, WorkerFigures(0, -1, 0)])
     copy = bytes(board._buffer)
     assert figures_in(copy) == figures
     assert queues_in(copy) == queues
-    assert workers_in(copy) == [(workers[0], None), (workers[1], (7, 8, 1))]
+    assert workers_in(copy) == [
+        (workers[0], None, (0, 0)),
+        (workers[1], (7, 8, 1), (3, 1 << 40)),
+    ]
+    board.clear(1)
+    assert board.branches(1) == (3, 1 << 40)
     board.report(figures, queues * QUEUES_MAX, workers)
     assert len(queues_in(bytes(board._buffer))) == QUEUES_MAX
     board.close()
+
+
+@pytest.mark.process
+def test_branches_of_workers_are_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    x = mg.ones(1000, requires_grad=True)
+    with mg.Engine("process", cpu_workers=1) as engine:
+        outs = mg.parallel_map(lambda k: (x * k).exp().sum(), [1.0, 2.0])
+        assert top_command.main(once=True, as_json=True) == 0
+        found = json.loads(capsys.readouterr().out)["engines"]
+        (mine,) = [o for o in found if o["coordinator"]["pid"] == engine.coordinator_pid]
+        (worker,) = mine["workers"]
+        statistics = engine.statistics()
+        assert worker["branches"] == statistics.branches == 2
+        assert worker["branch_bytes"] == statistics.branch_bytes >= 2 * 4000
+        assert top_command.main(once=True, as_json=False) == 0
+        assert "; 2 branches of 0.0 MiB" in capsys.readouterr().out
+        mg.stack(outs).sum().backward()
+        mg.parallel_map(abs, [1])  # the worker hears of it before
+        assert engine.statistics().branches == 0
 
 
 @pytest.mark.process
@@ -170,3 +195,28 @@ def test_the_command() -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "engines" in json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_brackets_and_escapes_in_the_name_of_a_program(
+    once: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A path is no markup, and commands nothing to the terminal."""
+    pid = os.getpid()
+    use = ProcessUse(pid, 1.0, 2**20)
+    engine = EngineUse(
+        use, "run [/y] [red]\x1b[2Jtrain.py", use, (), BoardFigures(0, 0, 0, 0, 0, 0, 1), ()
+    )
+    monkeypatch.setattr(top_command, "running_engines", lambda: [engine])
+    monkeypatch.setattr(top_command, "gpus_in_use", lambda engines: [])
+    naps = iter([None, None])
+
+    def sleep(seconds: float) -> None:
+        if next(naps, "over") == "over":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(top_command.time, "sleep", sleep)
+    assert top_command.main(once=once, as_json=False) == 0
+    shown = capsys.readouterr().out
+    assert f"engine of {pid}: run [/y] [red]\\x1b[2Jtrain.py" in shown
+    assert "\x1b" not in shown

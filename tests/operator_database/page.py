@@ -38,6 +38,12 @@ Optimizers take {steps} steps; parameters and the state, with its names, are com
 complex numbers.
 """
 
+_POINTS = """\
+The operators were also tried at special points: with all tensors, and with the first alone, \
+at 0, 1, -1, 0.5 (ties), 40, -40, infinity and minus infinity, at matrices of rank 1, and without \
+rows or columns. Right: {right}. `tests/operator_database/special_points.py` does it, and \
+`special_left.toml` holds the reasons."""
+
 _MARKS = (
     ("∂", "gradient"),
     ("∂∂", "second gradient"),
@@ -94,6 +100,7 @@ def text(verdicts: Sequence[Verdict], version: str) -> str:
         for thing in verdict.differs:
             by_reason.setdefault(left.get(verdict.name, {}).get(thing, "?"), []).append(thing)
         parts += [f"| `{verdict.name}` | {', '.join(t)} | {why} |" for why, t in by_reason.items()]
+    parts += _special_points()
     for kind, of_kind in _kinds(verdicts).items():
         parts += ["", f"## {kind} that are here", "", "| | |", "|---|---|"]
         for verdict in of_kind:
@@ -105,6 +112,21 @@ def text(verdicts: Sequence[Verdict], version: str) -> str:
             parts += ["", f"## {kind} that are missing: {len(missing)}", ""]
             parts.append(_wrapped(", ".join(f"`{name}`" for name in missing) + "."))
     return "\n".join([*parts, ""])
+
+
+def _special_points() -> list[str]:
+    from tests.operator_database import special_points  # it writes this page
+
+    counts = special_points.read()[1]
+    right = ", ".join(f"{thing} {n['right']} of {n['tried']}" for thing, n in counts.items())
+    lines = [_wrapped(_POINTS.format(right=right)), "", "| why | where |", "|---|---|"]
+    for why, places in special_points.reasons().items():
+        by_operator: dict[str, dict[str, None]] = {}
+        for place in places:
+            name, thing, _ = place.split(" | ")
+            by_operator.setdefault(name, {})[thing] = None
+        lines.append(f"| {why} | {', '.join(f'`{name}`' for name in by_operator)} |")
+    return ["", "## Special points", "", *lines]
 
 
 def _kinds(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:

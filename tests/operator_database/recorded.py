@@ -123,7 +123,7 @@ def read() -> tuple[list[Verdict], dict[str, str]]:
 def unpacked(calls: str) -> list[dict[str, Any]]:
     """The calls of one operator, with arrays."""
     return [
-        {key: value if key == "error" else decode(value) for key, value in call.items()}
+        {key: value if key in ("error", "point") else decode(value) for key, value in call.items()}
         for call in json.loads(zlib.decompress(base64.b85decode(calls)))
     ]
 

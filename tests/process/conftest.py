@@ -27,7 +27,6 @@ def own_temporary_directory() -> Iterator[None]:
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="mpt-") as directory, pytest.MonkeyPatch.context() as m:
         m.setenv("TMPDIR", directory)
-        m.setenv("MPGRAD_JOURNAL_DIR", f"{directory}/journals")
         tempfile.tempdir = directory
         yield
         tempfile.tempdir = before

@@ -74,6 +74,9 @@ class DoomedDealer:
     def watch(self, descriptor: int) -> None:
         self._dealer.watch(descriptor)
 
+    def unwatch(self, descriptor: int) -> None:
+        self._dealer.unwatch(descriptor)
+
     def wait(self, timeout_ms: int | None) -> list[int]:
         return self._dealer.wait(timeout_ms)
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from mpgrad.autograd.running.node_loop import NodeStep
+from mpgrad.base.handles import Block, GradientRef
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.endpoint import Endpoint
-from mpgrad.workers.executor import NodeStep
-from mpgrad.workers.task import Publication, Report
+from mpgrad.wire.programs import CallRule, DerivativeRule
+from mpgrad.workers.calls import CallRunner
+from mpgrad.workers.task import Publication, Report, TaskRunner
 from mpgrad.workers.worker import Reply, Worker
 from mpgrad.workers.worker_memory import WorkerMemory
 from mpgrad.workers.worker_parts import ProcessExecutor
@@ -61,6 +65,7 @@ class DoomedWorker(Worker):
         points = points_of("worker")
         self._doom = _Doom(points)
         executor.runner.publication = functools.partial(_DoomedPublication, self._doom)
+        executor.runner.calls = _DoomedCalls(self._doom, executor._memory, slot, executor.runner)
         #: Where it dies once the replies that it holds have been sent.
         self._last: KillPoint | None = None
         for point in points:
@@ -114,3 +119,23 @@ class _DoomedPublication(Publication):
     def outputs(self) -> Any:
         self._doom.passes("published")
         return super().outputs()
+
+
+class _DoomedCalls(CallRunner):
+    """Sees a call begin, run and publish."""
+
+    def __init__(self, doom: _Doom, memory: WorkerMemory, slot: int, runner: TaskRunner) -> None:
+        super().__init__(memory, slot, runner.branch_limit, runner.note_branches)
+        self._doom = doom
+
+    def run(
+        self, rule: CallRule | DerivativeRule, blocks: Sequence[Block | None]
+    ) -> tuple[tuple[GradientRef, ...], int]:
+        self._doom.passes("summed")
+        found = super().run(rule, blocks)
+        self._doom.passes("published")
+        return found
+
+    def _write(self, *args: Any) -> GradientRef:
+        self._doom.passes("ran")
+        return super()._write(*args)

@@ -5,9 +5,9 @@ engines that start in the environment that ``dying`` gives, where ``MPGRAD_TEST_
 ``hook``.
 
 A worker counts by the plan, so that it is the same NodeTask each time, whoever gets it: the n-th
-NodeTask of a backward, in its first attempt. Of several points for workers the first one holds for
-the engine's first backward, the second one for its second, and so on; "-" spares one. The
-coordinator and the client count how often they pass the phase.
+NodeTask of a backward (or of calls forward), in its first attempt. Of several points for workers
+the first one holds for the engine's first backward, the second one for its second, and so on; "-"
+spares one. The coordinator and the client count how often they pass the phase.
 """
 
 from __future__ import annotations

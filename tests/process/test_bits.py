@@ -12,8 +12,10 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import mpgrad as mg
+from mpgrad.autograd.freezing import costs
 from mpgrad.engine import preparation
 from mpgrad.scheduler import chunks
+from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.plan import plan
 from tests.random_programs import random_program
 
@@ -62,7 +64,11 @@ def differing(seeds: range, serial: list[list[str]]) -> list[tuple[int, list[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_random_programs(workers: int, serial: list[list[str]]) -> None:
+def test_random_programs(
+    workers: int, serial: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The number of tasks depends on costs: not on those that other tests have taught.
+    monkeypatch.setattr(costs, "model", CostModel())
     with mg.Engine("process", cpu_workers=workers) as engine:
         assert differing(range(PROGRAMS), serial) == []
         statistics = engine.statistics()

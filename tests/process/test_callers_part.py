@@ -194,9 +194,51 @@ def test_the_coordinator_dies_meanwhile(monkeypatch: pytest.MonkeyPatch, recover
             return run_own(self, own)
 
         monkeypatch.setattr(ClientWorker, "_run_own", kills)
+        # It must not send the results of the workers before it dies: they would count.
+        os.kill(doomed[0], signal.SIGSTOP)  # type: ignore[arg-type]
         if recover == "all":
             assert [grad.tolist() for grad in run(leaves, repeat=0)] == [[2.0] * 4] * 8
         else:
             with pytest.raises(CoordinatorLost):
                 run(leaves, repeat=0)
         assert not doomed
+
+
+SEEN: list[int] = []
+
+
+class SometimesAppends(mg.Function):
+    """Changes what it reads when forward says so."""
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor, appends: bool) -> Any:
+        ctx.appends = appends
+        return x.numpy() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        seen = SEEN
+        sum(range(30_000))  # so that workers have a part
+        if ctx.appends:
+            seen += [1]
+        return grad * (2.0 + len(seen)), None
+
+
+def test_what_it_changes_is_never_changed_twice(engine: mg.Engine) -> None:
+    """A Function that has changed nothing so far does so, here and on workers at once."""
+    leaves = leaves_of()
+
+    def gradients(appends: bool) -> list[float]:
+        outputs = [SometimesAppends.apply(x, appends).sum() for x in leaves]
+        return [grad[0].item() for grad in mg.grad(mg.stack(outputs).sum(), leaves)]
+
+    SEEN.clear()
+    for _ in range(5):
+        assert gradients(appends=False) == [2.0] * 8
+    try:
+        found = gradients(appends=True)
+    except RuntimeError as error:
+        assert "changes" in str(error)  # noqa: PT017
+        SEEN.clear()
+        found = gradients(appends=True)
+    assert (sorted(found), len(SEEN)) == ([3.0 + k for k in range(8)], 8)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,11 @@ from mpgrad import nn
 from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing import freeze as freezing
 from mpgrad.backends.cpu import CpuBackend
+from mpgrad.errors import CoordinatorLost
 from mpgrad.graph.registry import OPERATORS
 from mpgrad.scheduler.cost_model import CostModel
+from mpgrad.shm.arena import client_arena
+from mpgrad.tensors import storage
 
 pytestmark = pytest.mark.process
 
@@ -99,6 +104,29 @@ def test_a_gradient_that_flows_two_ways_is_copied_once(engine: mg.Engine) -> Non
     before = engine.statistics().copied_bytes
     copied_share(engine, model, x, x)
     assert engine.statistics().copied_bytes - before <= twice + 4096
+
+
+def test_results_lie_in_the_arena_while_there_are_workers_and_large_ones_always(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(storage, "_engines_with_workers", 0)  # those of other tests
+    small, large = mg.ones(100, 100), mg.ones(300, 300)
+
+    def is_shared(x: mg.Tensor) -> bool:
+        return client_arena().locate(mg.exp(x)._array) is not None
+
+    assert is_shared(large)
+    assert not is_shared(small)
+    with mg.Engine("process", cpu_workers=1) as engine:
+        assert is_shared(small)
+        os.kill(engine.coordinator_pid or 0, signal.SIGKILL)
+        loss = mg.exp(mg.ones(100, 100, requires_grad=True)).sum()
+        with pytest.raises(CoordinatorLost):
+            loss.backward()
+        loss = mg.exp(mg.ones(100, 100, requires_grad=True)).sum()
+        loss.backward()
+        assert is_shared(small)
+    assert not is_shared(small)
 
 
 def biased(x: mg.Tensor, weights: list[mg.Tensor], bias: mg.Tensor) -> mg.Tensor:

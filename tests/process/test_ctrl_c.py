@@ -45,7 +45,8 @@ class Nests(mg.Function):
     @staticmethod
     def backward(ctx: Any, grad: mg.Tensor) -> Any:
         with mg.enable_grad():
-            RunsOn.apply(mg.ones(4, requires_grad=True)).sum().backward()
+            x = mg.ones(4, requires_grad=True)
+            sum([RunsOn.apply(x * k).sum() for k in range(40)]).backward()  # a small one runs here
         return grad
 
 
@@ -53,7 +54,11 @@ SCRIPT = """
 import os, signal, traceback
 import mpgrad as mg
 from mpgrad.autograd.running import deferred_interrupts as interrupts
+from mpgrad.engine.preparation import Preparation
 from tests.process.test_ctrl_c import Nests, RunsOn
+
+# Where messages cost much, as on a busy machine, both Functions would be one task.
+Preparation.expect_message_us = lambda self, message_us: None
 
 for name, milliseconds in {times}.items():
     setattr(interrupts, name, milliseconds)
@@ -143,8 +148,8 @@ def test_code_of_the_user_in_the_client_is_broken_off(start_script: StartScript)
 
 
 def test_a_backward_inside_another_ends_with_it(start_script: StartScript) -> None:
-    said = interrupted(start_script, "nested", begun=1, PATIENCE_MS=FOR_EVER_MS)
-    assert said == ["interrupted None False", "2000.0 True 1", "0", STOPPING.format(1)]
+    said = interrupted(start_script, "nested", begun=2, PATIENCE_MS=FOR_EVER_MS)
+    assert said == ["interrupted None False", "2000.0 True 2", "0", STOPPING.format(1)]
 
 
 def test_a_coordinator_that_does_not_answer_is_replaced(start_script: StartScript) -> None:

@@ -124,7 +124,6 @@ def test_a_function_that_fails_on_a_worker_is_looked_at_here(tmp_path: Path) -> 
     with at_terminal("-m", "mpgrad", "run", "--pdb", script(tmp_path, "0 / 0")) as terminal:
         said = terminal.read_until("(Pdb) ")
         assert "ZeroDivisionError" in said
-        assert "on worker" in said
         terminal.type("p ctx.factor, len(grad)")
         assert "(7.0, 3)" in terminal.read_until("(Pdb) ")
         terminal.type("quit")

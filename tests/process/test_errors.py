@@ -49,6 +49,10 @@ class RaisesFrozenHere(RaisesFrozen):
     run_on = "client"
 
 
+class RaisesFrozenThere(RaisesFrozen):
+    run_on = "worker"
+
+
 class Holds(mg.Function):
     """Its ctx cannot travel."""
 
@@ -307,6 +311,15 @@ def test_a_misspelt_setting_is_said_once() -> None:
     ]
 
 
+def test_a_setting_that_is_none_any_more_is_said() -> None:
+    environment = {**os.environ, "MPGRAD_JOURNAL": "off"}
+    command = [sys.executable, "-c", "import mpgrad as mg\nmg.Engine('local')"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stderr.startswith("mpgrad: MPGRAD_JOURNAL is no setting any more: an internal")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'journal'"):
+        mg.Engine(journal="off")
+
+
 def test_an_engine_used_after_close() -> None:
     engine = mg.Engine("process", cpu_workers=1)
     with engine:
@@ -338,7 +351,7 @@ def test_shared_memory_runs_out_and_is_there_again() -> None:
 
 
 @pytest.mark.parametrize("mode", ["local", "process"])
-@pytest.mark.parametrize("function", [RaisesFrozen, RaisesFrozenHere])
+@pytest.mark.parametrize("function", [RaisesFrozen, RaisesFrozenHere, RaisesFrozenThere])
 def test_an_exception_that_refuses_to_be_changed(mode: str, function: type[mg.Function]) -> None:
     x = mg.tensor([1.0], requires_grad=True)
     with mg.Engine(mode, cpu_workers=1), pytest.raises(Frozen) as caught:

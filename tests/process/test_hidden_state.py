@@ -168,7 +168,9 @@ def test_a_function_of_python_that_another_one_has_replaced(
     x = leaf()
     Exponential.apply(x).sum().backward()
     monkeypatch.setattr(math, "exp", math.expm1)
-    with pytest.raises(RuntimeError, match=r"reads math.exp, which has been replaced by expm1"):
+    with pytest.warns(
+        mg.errors.PerformanceWarning, match=r"reads math.exp, which has been replaced by expm1"
+    ):
         Exponential.apply(x).sum().backward()
 
 
@@ -219,10 +221,12 @@ def test_a_program_that_never_names_tensor(
 
 def test_the_grad_of_a_saved_tensor(engine: mg.Engine) -> None:
     x = leaf()
-    with pytest.raises(
-        RuntimeError, match=r"the \.grad of a tensor of the calling process is read"
+    with pytest.warns(
+        mg.errors.PerformanceWarning, match=r"the \.grad of a tensor of the calling process is read"
     ):
         AsksForGrad.apply(x, x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.item() == 1.0
 
 
 class Notes(Scales):
@@ -304,23 +308,15 @@ class ChangesTensors(Scales):
         return grad * 2, None
 
 
-@pytest.mark.parametrize("held", [mg.zeros(4), np.zeros(4)])
+@pytest.mark.parametrize("held", [mg.zeros(4), np.zeros(4), mg.zeros(4)[::2], np.zeros(4)[::2]])
 def test_arrays_on_a_ctx_that_backward_changes(engine: mg.Engine, held: Any) -> None:
     """A change in a worker would be lost."""
-    x = leaf()
-    with pytest.raises((RuntimeError, ValueError), match="read-only"):
-        ChangesTensors.apply(x, held).sum().backward()
-    assert x.grad is None
-
-
-@pytest.mark.parametrize("held", [mg.zeros(4)[::2], np.zeros(4)[::2]])
-def test_arrays_with_gaps_stay_where_they_are(engine: mg.Engine, held: Any) -> None:
-    """NumPy rounds otherwise where elements lie otherwise, and a copy has no gaps."""
-    x = leaf()
-    with pytest.warns(mg.errors.PerformanceWarning, match="gaps between its elements"):
-        ChangesTensors.apply(x, held).sum().backward()
+    x, before = leaf(), held.tolist()
+    function = type("Changes", (ChangesTensors,), {})  # once it has raised, it stays in the client
+    with pytest.warns(mg.errors.PerformanceWarning, match="read-only|changes an array"):
+        function.apply(x, held).sum().backward()
     assert x.grad is not None
-    assert held.tolist() == [1.0, 1.0]
+    assert held.tolist() != before
 
 
 class RecordsInBackward(Scales):

@@ -335,8 +335,8 @@ def test_what_installed_code_reads(
     assert done.returncode == 0, done.stderr
     first, *others = done.stdout.splitlines()
     assert first == (
-        "Scaled 10 worker, Configured 10 client, OptionalOfOurs 10 client, Limited 100 worker, "
-        "ByTable 100 client, Hyperbolic 2 worker, Scaling 10 worker, Optional 10 client"
+        "Scaled 10 worker, Configured 10 worker, OptionalOfOurs 10 worker, Limited 100 worker, "
+        "ByTable 100 worker, Hyperbolic 2 worker, Scaling 10 worker, Optional 10 worker"
     )
     assert [line.partition(",")[0] for line in others] == [
         "Scaled 100 worker",

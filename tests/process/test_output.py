@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Callable
@@ -13,6 +15,8 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
+from mpgrad.wire.output_record import WARNING, decode_shown
+from mpgrad.workers.captured_output import OutputForwarder
 
 pytestmark = pytest.mark.process
 
@@ -225,3 +229,17 @@ def test_a_notebook_cell(run_script: Callable[..., CompletedProcess[str]]) -> No
     done = run_script(NOTEBOOK.format(source=SCRIPT))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "shown in the cell\nedited\n"
+
+
+def test_a_warning_that_a_thread_leaves_between_two_tasks_is_of_the_second() -> None:
+    sent: list[Any] = []
+    forwarder = OutputForwarder(0, lambda kind, data: sent.append((kind, decode_shown(data))))
+    forwarder.task = 7
+    warned = ("late", UserWarning, "program.py", 1)
+    thread = threading.Thread(target=forwarder._show_warning, args=warned)
+    thread.start()
+    thread.join()
+    forwarder.task = 1  # of another graph, which has no task 7
+    forwarder.wake()
+    assert [(kind, output.task) for kind, output in sent] == [(WARNING, 1)]
+    os.close(forwarder.waiting_fd)

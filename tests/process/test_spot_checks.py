@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -111,9 +112,49 @@ def test_an_error_here_is_a_difference(
 
 def test_one_in_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spot_checks, "SAMPLED_EVERY", 4)
+    monkeypatch.setattr(spot_checks, "FIRST_BACKWARDS", 0)
     with mg.Engine("process", cpu_workers=1) as engine:
         mg.stack([Honest.apply(leaf()) for _ in range(10)]).sum().backward()
         assert engine.statistics().spot_checks == 2
+
+
+def test_cheap_functions_are_checked_in_their_first_backwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spot_checks, "FIRST_BACKWARDS", 2)
+    for limit_us, checked in ((1e9, [1, 2, 2]), (0.0, [0, 0, 0])):
+        monkeypatch.setattr(spot_checks, "CHEAP_US", limit_us)
+        with mg.Engine("process", cpu_workers=1) as engine:
+            for count in checked:
+                mg.stack([Honest.apply(leaf()) for _ in range(3)]).sum().backward()
+                assert engine.statistics().spot_checks == count
+
+
+class Talks(mg.Function):
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> Any:
+        return x.detach() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        print("in backward")
+        logging.getLogger("talks").warning("in backward")
+        return grad * 2
+
+
+@pytest.mark.parametrize(("check", "count"), [("sample", 1), ("all", 2)])
+def test_what_is_printed_and_logged_comes_once(
+    check: str,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(spot_checks, "SAMPLED_EVERY", 1)
+    with mg.Engine("process", cpu_workers=1, check=check):
+        Talks.apply(leaf()).sum().backward()
+    assert capsys.readouterr().out.count("in backward") == count
+    assert len(caplog.messages) == count
 
 
 def test_promises_are_kept_to_yourself_unless_all_are_checked() -> None:

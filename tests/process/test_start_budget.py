@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mpgrad.base import interpreter
 from mpgrad.coordinator.supervisor import (
     FAILED_STARTS_MAX,
     KILLED_STARTS_MAX,
@@ -18,7 +19,7 @@ from mpgrad.coordinator.worker_processes import WorkerSpawner
 from mpgrad.scheduler.events import WorkerUnavailable
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.endpoint import Endpoint
-from mpgrad.wire.setup import CoordinatorSetup, JournalPlan
+from mpgrad.wire.setup import CoordinatorSetup
 
 pytestmark = pytest.mark.process
 
@@ -35,7 +36,7 @@ def supervisor_of(tmp_path: Path) -> Iterator[Callable[[str], Supervisor]]:
         setup = CoordinatorSetup(
             endpoint=Endpoint("", b""), client_pid=os.getpid(), cpu_workers=1, shm_limit=1,
             client_arena_fd=0, engine_arena_fd=0, worker_environment=b"", blas_threads=1,
-            executable=str(path), python_path="", journal=JournalPlan("off", ""),
+            executable=os.fsencode(path), origin=interpreter.origin(),
         )  # fmt: skip
         board = StatusBoard.create()
         made.append(Supervisor(1, (), board, WorkerSpawner(setup, board)))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.engine import session
+from mpgrad.engine import coordinator_watchdog, session
 from mpgrad.errors import CoordinatorLost
 from tests.leftovers import is_alive, wait_until
 from tests.process.conftest import check_usable
@@ -33,8 +33,9 @@ def gradient() -> bytes:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits are short, and few of them are enough."""
     monkeypatch.setattr(session, "WAIT_MS", 20)
-    monkeypatch.setattr(session, "NOTICE_AFTER", 2)
-    monkeypatch.setattr(session, "KILL_AFTER", 4)
+    monkeypatch.setattr(coordinator_watchdog, "WAIT_MS", 20)
+    monkeypatch.setattr(coordinator_watchdog, "NOTICE_AFTER", 2)
+    monkeypatch.setattr(coordinator_watchdog, "KILL_AFTER", 4)
 
 
 def stop(engine: mg.Engine) -> int:
@@ -85,7 +86,7 @@ def test_a_long_task_is_none_of_its_business(impatient: None) -> None:
     with mg.Engine("process", cpu_workers=1) as engine:
         check_usable()
         sessions = engine._execution.sessions
-        watch = session.CoordinatorWatchdog(sessions.coordinator)
+        watch = coordinator_watchdog.CoordinatorWatchdog(sessions.coordinator)
         for _ in range(100):
             watch.note_wait(has_come=False)
         check_usable()
@@ -94,10 +95,10 @@ def test_a_long_task_is_none_of_its_business(impatient: None) -> None:
 GOES_ON = """
 import os, signal
 import mpgrad as mg
-from mpgrad.engine import session
+from mpgrad.engine import coordinator_watchdog, session
 
-session.WAIT_MS = 20
-session.KILL_AFTER = 10_000  # it goes on in time, however long that takes here
+session.WAIT_MS = coordinator_watchdog.WAIT_MS = 20
+coordinator_watchdog.KILL_AFTER = 10_000  # it goes on in time, however long that takes here
 x = mg.ones(100, requires_grad=True)
 with mg.Engine("process", cpu_workers=1) as engine:
     (x * 2).sum().backward()

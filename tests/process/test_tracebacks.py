@@ -22,6 +22,8 @@ SCRIPT = """
 import mpgrad as mg
 
 class Fails(mg.Function):
+    run_on = {run_on!r}
+
     @staticmethod
     def forward(ctx, x):
         return x.numpy() * 2
@@ -56,15 +58,18 @@ def places(stderr: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "shown"),
+    ("mode", "run_on", "shown"),
     [
-        ("local", ["<module>", "train", "backward", "halve"]),
+        ("local", None, ["<module>", "train", "backward", "halve"]),
+        ("process", None, ["<module>", "train", "backward", "halve"]),
         # First what the worker has seen, then this process.
-        ("process", ["backward", "halve", "<module>", "train"]),
+        ("process", "worker", ["backward", "halve", "<module>", "train"]),
     ],
 )
-def test_the_frames_of_the_user_alone(run_script: RunScript, mode: str, shown: list[str]) -> None:
-    done = run_script(SCRIPT.format(mode=mode))
+def test_the_frames_of_the_user_alone(
+    run_script: RunScript, mode: str, run_on: str | None, shown: list[str]
+) -> None:
+    done = run_script(SCRIPT.format(mode=mode, run_on=run_on))
     assert done.returncode == 1
     assert places(done.stderr) == shown
     assert done.stderr.count(HIDDEN) == 1
@@ -76,7 +81,7 @@ def test_all_frames_on_request(
     run_script: RunScript, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setenv("MPGRAD_TRACEBACK", "full")
-    done = run_script(SCRIPT.format(mode=mode))
+    done = run_script(SCRIPT.format(mode=mode, run_on="worker"))
     assert "execute" in places(done.stderr)
     assert HIDDEN not in done.stderr
 
@@ -153,6 +158,8 @@ def test_a_death_without_a_stack() -> None:
 
 class OneGradient(mg.Function):
     """Returns one gradient for two arguments."""
+
+    run_on = "worker"
 
     @staticmethod
     def forward(ctx: Any, x: mg.Tensor, factor: float) -> Any:

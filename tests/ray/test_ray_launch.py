@@ -204,6 +204,7 @@ class TestOnACluster:
     ) -> None:
         """A notebook, say: see tests/distributed/test_notebook.py."""
         (tmp_path / "key").write_bytes(os.urandom(32))
+        (tmp_path / "key").chmod(0o600)
         environment = {**ENVIRONMENT, "MPGRAD_GROUP_KEY_FILE": str(tmp_path / "key")}
         with reserved_port("127.0.0.1") as port:
             where = ["--master-addr", "127.0.0.1", "--master-port", str(port)]

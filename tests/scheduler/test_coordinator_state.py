@@ -10,8 +10,12 @@ from mpgrad.base.handles import CLIENT_ARENA, ENGINE_ARENA, Block
 from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
-from mpgrad.scheduler.coordinator_state import CoordinatorState
-from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX, RESTARTS_WITHOUT_PROGRESS_MAX
+from mpgrad.scheduler.coordinator_state import (
+    DEATHS_MAX,
+    KILLS_MAX,
+    RESTARTS_WITHOUT_PROGRESS_MAX,
+    CoordinatorState,
+)
 from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec, OutputSpec
 from mpgrad.shm.free_list import FreeList
 from simulation.coordinator_statistics import statistics_of

@@ -7,8 +7,7 @@ import pytest
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
-from mpgrad.scheduler.coordinator_state import GRACE_MS_MAX
-from mpgrad.scheduler.deaths import RESTARTS_WITHOUT_PROGRESS_MAX
+from mpgrad.scheduler.coordinator_state import GRACE_MS_MAX, RESTARTS_WITHOUT_PROGRESS_MAX
 from mpgrad.scheduler.plan_tables import CAPTURE
 from tests.scheduler.test_coordinator_state import CLIENT, OTHER, WORKER, Core, task, to
 
@@ -85,7 +84,7 @@ def test_another_graphs_task_is_run_again_and_not_to_blame(core: Core) -> None:
     [running] = core.submit(task(to(CAPTURE)), name=1)
     [_] = core.submit(task(to(CAPTURE), priority=1.0), name=0)
     cancel(core, name=0)
-    number = core.tables.graph_of(CLIENT, 0).number
+    number = core.graph_of(CLIENT, 0).number
     assert core.handle_event(ev.DeadlinePassed(number)) == [do.FenceWorker(WORKER)]
     assert core.lost(WORKER, running, killed=True) == [CANCELLED, do.StartWorker(0)]
     [again] = core.handle_event(ev.WorkerJoined("w0.2"))

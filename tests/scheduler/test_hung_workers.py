@@ -6,7 +6,7 @@ import pytest
 
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
-from mpgrad.scheduler.deaths import DEATHS_MAX, KILLS_MAX
+from mpgrad.scheduler.coordinator_state import DEATHS_MAX, KILLS_MAX
 from mpgrad.scheduler.plan_tables import CAPTURE
 from tests.scheduler.test_coordinator_state import CLIENT, WORKER, Core, kinds, task, to
 

@@ -50,6 +50,7 @@ def test_any_difference_of_structure_is_seen() -> None:
         node._replace(device_inputs=(True,) * len(node.input_nbytes)),
         node._replace(part_nbytes=(1,)),
         node._replace(parts=(0, 1)),
+        node._replace(is_branch=not node.is_branch),
     ]
     tried = {
         f for other in others for f in NodeSpec._fields if getattr(other, f) != getattr(node, f)

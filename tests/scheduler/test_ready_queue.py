@@ -77,6 +77,6 @@ def test_each_device_has_a_queue_of_its_own():
     queue.push(entry(task=1, priority=1.0))
     queue.push(entry(task=2, priority=9.0), 0)
     queue.push(entry(task=3, priority=5.0), 0)
-    assert queue.devices() == [-1, 0]
+    assert queue.lanes() == [-1, 0]
     assert [queue.pop(0).task, queue.pop().task, queue.pop(0).task] == [2, 1, 3]
     assert queue.peek(7) is None

@@ -73,6 +73,20 @@ def test_nothing_is_written_into_the_clients_arena(arena: Arena, memory: WorkerM
         memory.open_output(arena.allocate(4 * KIB), (512,), np.float64)
 
 
+def test_what_others_have_written_is_mapped_for_reading(memory: WorkerMemory) -> None:
+    """Not only NumPy's flag says so: compiled code does not look at that."""
+    with open("/proc/self/maps") as lines:
+        modes = {int(line.partition("-")[0], 16): line.split()[1] for line in lines}
+    for number in (CLIENT_ARENA, ENGINE_ARENA):
+        assert modes[memory._arena(number).segment.address] == "r--s"
+    block = Block(ENGINE_ARENA, KIB, 4 * KIB, 1)
+    output = memory.open_output(block, (512,), np.float64)
+    output[:] = 3.0
+    memory.seal(block)
+    assert memory.open_gradient(block, (512,), np.float64)[-1] == 3.0
+    assert not memory.is_protected(output)
+
+
 @pytest.mark.parametrize(
     ("shape", "strides", "dtype"),
     [((513,), (8,), "<f8"), ((2,), (-8,), "<f8"), ((2,), (1 << 40,), "<f8"), ((1,), (8,), "O")],

@@ -24,15 +24,19 @@ from mpgrad.wire.schema import MESSAGE_BYTES_MAX
 SOURCE = Path(mpgrad.__file__).parent
 #: The only files that turn bytes into objects by running code, and whose bytes they read.
 UNPICKLERS = {
+    "base/interpreter.py": "a child reads its start, which its parent wrote: plain values",
     "wire/environment.py": "a worker reads what the client wrote",
     "workers/rules.py": "a worker reads what the client wrote",
     "shipping/loading.py": "a worker reads what the client wrote",
+    "calls/packing.py": "a worker reads what the client wrote",
+    "torch/branch_nodes.py": "the client reads results of workers",
+    "calls/travel.py": "a worker reads what the client wrote; the client reads results of workers",
     "wire/remote_error.py": "the client reads what its workers raised",
     "data/worker_pool.py": "the client reads the batches of the worker processes that it started",
     "distributed/elastic.py": "a rank reads what it has saved, or a rank of its group",
     "distributed/object_collectives.py": "a rank reads what a rank of its group sent",
     "distributed/rpc/call_pickles.py": "a rank reads what a rank of its group sent",
-    "serialization.py": "mg.load: a file, of which it makes tensors only, unless told to trust it",
+    "serialization/files.py": "mg.load: a file that it is told to trust",
 }
 
 
@@ -69,8 +73,8 @@ class Bomb:
 
 def remote(**changes: Any) -> bytes:
     plain: dict[str, Any] = {
-        "module": "builtins",
-        "qualname": "ValueError",
+        "module": b"builtins",
+        "qualname": b"ValueError",
         "message": "m",
         "traceback": "t",
     }
@@ -86,7 +90,7 @@ def test_an_error_that_cannot_be_read_is_an_error(data: bytes) -> None:
 
 
 def test_only_exceptions_are_raised() -> None:
-    error = decode_error(remote(module="os", qualname="getcwd"))
+    error = decode_error(remote(module=b"os", qualname=b"getcwd"))
     assert type(error) is RuntimeError
     assert str(error) == "os.getcwd: m"
 

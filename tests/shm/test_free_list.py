@@ -204,7 +204,7 @@ def test_a_negative_size_is_refused():
         FreeList(CAPACITY, LIMIT).allocate(-1)
 
 
-@pytest.mark.parametrize("field", ["_used", "_idle", "_high_water", "_peak"])
+@pytest.mark.parametrize("field", ["used_bytes", "idle_bytes", "_high_water", "_peak"])
 def test_check_notices_a_wrong_figure(field):
     blocks = FreeList(CAPACITY, LIMIT)
     blocks.free(blocks.allocate(MIB)[0])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import faulthandler
 import fcntl
 import gc
 import mmap
@@ -10,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -180,6 +183,67 @@ def test_a_machine_without_memory_is_a_python_error(monkeypatch, number):
     assert isinstance(caught.value, MemoryError)
 
 
+def end_of(action: Callable[[], object]) -> int:
+    """How a child ends that does this: 0, 1 after an exception, or minus the number of a signal."""
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_write_into_a_protected_mapping_is_a_fault():
+    segment = Segment.create(MIB, "test")
+    other = Segment.attach(os.dup(segment.fd))
+    inherited = os.dup(segment.fd)  # that of the segment is closed in a child
+
+    def write() -> None:
+        faulthandler.disable()  # pytest's would print a traceback
+        mapped = Segment.attach(inherited)
+        mapped.protect()
+        assert mapped.buffer[5] == 7
+        ctypes.memset(mapped.address + 5, 8, 1)
+
+    segment.buffer[5] = 7
+    assert end_of(write) == -signal.SIGSEGV
+    os.close(inherited)
+    assert other.buffer[5] == 7
+    other.protect()
+    assert other.buffer.readonly
+    assert {"rd", "wr"} & {*flags_of(other.address)} == {"rd"}
+    assert "dd" in flags_of(other.address)
+
+
+def test_diverted_writes_are_seen_by_nobody_else():
+    segment = Segment.create(1 << 40, "test")
+    segment.buffer[0], segment.buffer[5 * PAGE] = 1, 2
+    other = Segment.attach(os.dup(segment.fd))
+    other.protect()
+    assert other.divert_writes()
+    before = other.diverted_bytes()
+    segment.buffer[5 * PAGE] = 3  # what it does not write is shared
+    assert other.buffer[5 * PAGE] == 3
+    assert other.diverted_bytes() == before
+    ctypes.memset(other.address + 7 * PAGE, 9, 1)
+    ctypes.memset(other.address + 5 * PAGE, 3, 1)
+    assert other.diverted_bytes() == before + 2 * PAGE
+    assert (segment.buffer[7 * PAGE], other.buffer[7 * PAGE]) == (0, 9)
+    other.protect()
+    assert other.buffer[7 * PAGE] == 0
+    assert "wr" not in flags_of(other.address)
+
+
+def test_writes_are_not_diverted_where_they_would_not_show(monkeypatch):
+    segment = Segment.create(MIB, "test")
+    segment.protect()
+    monkeypatch.setattr(segment, "diverted_bytes", lambda: 0)
+    assert not segment.divert_writes()
+    assert "wr" not in flags_of(segment.address)
+
+
 def test_closing_leaves_the_mapping():
     segment = Segment.create(PAGE, "test")
     part = segment.buffer[10:12]
@@ -255,3 +319,13 @@ def test_the_bytes_outlive_the_process_that_made_them():
     segment = Segment.attach(fd)
     assert held_bytes(segment) == 64 * MIB
     assert segment.nbytes == 1 << 40
+
+
+def test_what_a_handler_of_a_signal_raises_meanwhile_stays_what_it_is(monkeypatch):
+    def interrupted(fd, offset, nbytes):
+        raise TimeoutError("an alarm")
+
+    segment = Segment.create(MIB, "test")
+    monkeypatch.setattr(os, "posix_fallocate", interrupted)
+    with pytest.raises(TimeoutError, match="an alarm"):
+        segment.reserve(0, MIB)

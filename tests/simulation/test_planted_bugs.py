@@ -12,21 +12,17 @@ import pytest
 
 from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.errors import SharedMemoryExhausted
-from mpgrad.scheduler import bundling, deaths, fusion, membership
+from mpgrad.scheduler import bundling, coordinator_state, fusion, membership
 from mpgrad.scheduler import plan as plan_module
 from mpgrad.scheduler.coordinator_state import CoordinatorState
-from mpgrad.scheduler.coordinator_tables import CoordinatorTables
-from mpgrad.scheduler.deaths import Deaths
 from mpgrad.scheduler.events import GraphSubmitted
-from mpgrad.scheduler.graph_endings import GraphEndings
-from mpgrad.scheduler.graph_task import MISSING, GraphTask, InputBuffer, TaskState
+from mpgrad.scheduler.graph_task import MISSING, GraphEvent, GraphTask, InputBuffer, TaskState
 from mpgrad.scheduler.lease_table import LeaseTable
 from mpgrad.scheduler.membership import Flight, MemberRecord, Membership
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.ready_queue import ReadyQueue
-from mpgrad.scheduler.replies import Replies
 from mpgrad.scheduler.sum_places import SumPlaces
-from mpgrad.scheduler.task_dispatch import Dispatcher
+from mpgrad.scheduler.task_flow import TaskFlow
 from mpgrad.scheduler.worker_state import WorkerState
 from simulation import Faults, World, WorldFailure, caller
 from tests.simulation.planting import Plants
@@ -49,25 +45,25 @@ def forget(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
 
 @bug
 def inputs_are_released_twice(patch):
-    right = Replies._release_flight
+    right = TaskFlow._release_flight
 
     def wrong(self, graph, task, flight):
         for slot in flight.inputs:
             for ref in slot:
-                self._leases.release(ref)
+                self.leases.release(ref)
         right(self, graph, task, flight)
 
-    patch.setattr(Replies, "_release_flight", wrong)
+    patch.setattr(TaskFlow, "_release_flight", wrong)
 
 
 @bug
 def inputs_are_not_released(patch):
     def wrong(self, graph, task, flight):
         for block in flight.blocks:
-            self._leases.release(block)
+            self.leases.release(block)
         graph.buffers.pop(task, None)
 
-    patch.setattr(Replies, "_release_flight", wrong)
+    patch.setattr(TaskFlow, "_release_flight", wrong)
 
 
 @bug
@@ -93,44 +89,44 @@ def what_the_caller_computes_meanwhile_is_not_delivered(patch):
 
 @bug
 def the_failure_of_the_callers_task_is_forgotten(patch):
-    forget(patch, Replies, "on_client_failure")
+    forget(patch, TaskFlow, "on_client_failure")
 
 
 @bug
 def blocks_lent_to_a_lost_task_are_not_taken_back(patch):
     def wrong(self, member, key):
         member.flights.pop(key)
-        graph = self._graphs[key.graph]
+        graph = self.graphs[key.graph]
         graph.requeue(key.task)
         if graph.failure is None:
-            self._dispatcher.enqueue(graph, [key.task])
+            self.enqueue(graph, [key.task])
 
-    patch.setattr(Replies, "abandon", wrong)
+    patch.setattr(TaskFlow, "abandon", wrong)
 
 
 @bug
 def what_a_dead_worker_kept_is_forgotten(patch):
-    forget(patch, Deaths, "_release_row")
+    forget(patch, CoordinatorState, "_release_row")
 
 
 @bug
 def kept_views_are_not_counted(patch):
-    forget(patch, Replies, "_keep")
+    forget(patch, TaskFlow, "_keep")
 
 
 @bug
 def captured_blocks_are_freed_at_the_end(patch):
     def wrong(self, graph):
         right(self, graph)
-        if graph.number not in self._tables.graphs and graph.failure is None:
-            kept = self._membership.members[graph.owner].kept
+        if graph.number not in self.graphs and graph.failure is None:
+            kept = self.membership.members[graph.owner].kept
             for block, count in kept.items():
                 for _ in range(count):
-                    self._leases.release(block)
+                    self.leases.release(block)
             kept.clear()
 
-    right = GraphEndings.complete_if_done
-    patch.setattr(GraphEndings, "complete_if_done", wrong)
+    right = CoordinatorState.complete
+    patch.setattr(CoordinatorState, "complete", wrong)
 
 
 @bug
@@ -145,34 +141,34 @@ def a_block_in_sight_of_others_is_given_away(patch):
 def a_reply_of_a_dead_incarnation_counts(patch):
     """The shell hears no dead ones, and the core believes none: either would do."""
     patch.setattr(Coordinator, "_is_ready", lambda self, peer: True)
-    right = Replies._flight_of
+    right = TaskFlow._flight_of
 
     def wrong(self, event):
         member, key, flight = right(self, event)
         if flight is None:
-            for other in self._membership.members.values():
+            for other in self.membership.members.values():
                 for found in other.flights:
                     if found[:2] == key[:2]:
                         return other, found, other.flights[found]
         return member, key, flight
 
-    patch.setattr(Replies, "_flight_of", wrong)
+    patch.setattr(TaskFlow, "_flight_of", wrong)
 
 
 @bug
 def a_duplicate_reply_counts_twice(patch):
-    right = Replies._flight_of
+    right = TaskFlow._flight_of
 
     def wrong(self, event):
         member, key, flight = right(self, event)
         answered = self.__dict__.setdefault("answered", {})
         if flight is not None:
             answered[key] = flight
-        elif member is not None and key in answered and key.graph in self._graphs:
+        elif member is not None and key in answered and key.graph in self.graphs:
             member.flights[key] = flight = answered[key]
         return member, key, flight
 
-    patch.setattr(Replies, "_flight_of", wrong)
+    patch.setattr(TaskFlow, "_flight_of", wrong)
 
 
 @bug
@@ -208,22 +204,22 @@ def what_comes_before_an_error_is_not_run(patch):
 
 @bug
 def the_wrong_task_is_blamed_for_a_death(patch):
-    right = Deaths.on_worker_lost
+    right = CoordinatorState._on_worker_died
 
     def wrong(self, event):
-        member = self._membership.get(event.peer)
+        member = self.membership.get(event.peer)
         if member is not None and member.flights:
             event = event._replace(running=tuple(list(member.flights)[-1]))
         right(self, event)
 
-    patch.setattr(Deaths, "on_worker_lost", wrong)
+    patch.setattr(CoordinatorState, "_on_worker_died", wrong)
 
 
 @bug
 def a_kill_from_outside_is_the_fault_of_the_task(patch):
-    right = Deaths._blame
+    right = CoordinatorState._blame
     patch.setattr(
-        Deaths,
+        CoordinatorState,
         "_blame",
         lambda self, graph, task, event, kind: right(
             self, graph, task, event._replace(killed=False), kind
@@ -233,36 +229,36 @@ def a_kill_from_outside_is_the_fault_of_the_task(patch):
 
 @rare_bug
 def the_deaths_of_all_slots_are_counted_together(patch):
-    right = Deaths._replace_worker
+    right = CoordinatorState._replace_worker
 
     def wrong(self, slot, cause):
-        counts = self._tables.deaths_without_progress
+        counts = self.deaths_without_progress
         counts[slot] = sum(counts.values())
         right(self, slot, cause)
 
-    patch.setattr(Deaths, "_replace_worker", wrong)
+    patch.setattr(CoordinatorState, "_replace_worker", wrong)
 
 
 @bug
 def nobody_is_blamed_for_a_death(patch):
-    forget(patch, Deaths, "_blame")
+    forget(patch, CoordinatorState, "_blame")
 
 
 @rare_bug
 def a_fence_is_taken_for_a_kill_from_outside(patch):
-    right = deaths._fenced
-    patch.setattr(deaths, "_fenced", lambda *args: right(*args)._replace(killed=True))
+    right = coordinator_state._fenced
+    patch.setattr(coordinator_state, "_fenced", lambda *args: right(*args)._replace(killed=True))
 
 
 @bug
 def a_stop_is_the_fault_of_the_task(patch):
-    right = deaths._fenced
-    patch.setattr(deaths, "_fenced", lambda *args: right(*args)._replace(killed=False))
+    right = coordinator_state._fenced
+    patch.setattr(coordinator_state, "_fenced", lambda *args: right(*args)._replace(killed=False))
 
 
 @bug
 def what_runs_when_the_fence_strikes_is_blamed(patch):
-    patch.setattr(deaths, "_fenced", lambda event, hung: event._replace(killed=False))
+    patch.setattr(coordinator_state, "_fenced", lambda event, hung: event._replace(killed=False))
 
 
 @bug
@@ -280,25 +276,25 @@ def a_hung_worker_gets_more_tasks(patch):
 
 @bug
 def a_hung_worker_is_left_alone(patch):
-    forget(patch, Deaths, "on_worker_hung")
+    forget(patch, CoordinatorState, "_on_worker_hung")
 
 
 @bug
 def a_passed_deadline_is_forgotten(patch):
-    forget(patch, Deaths, "on_deadline_passed")
+    forget(patch, CoordinatorState, "_on_deadline_passed")
 
 
 @bug
 def a_hung_task_is_given_to_others_before_its_worker_is_dead(patch):
-    right = Deaths.on_worker_hung
+    right = CoordinatorState._on_worker_hung
 
     def wrong(self, event):
         right(self, event)
-        member = self._membership.get(event.peer)
+        member = self.membership.get(event.peer)
         for key in list(member.flights):
-            self._replies.abandon(member, key)
+            self.abandon(member, key)
 
-    patch.setattr(Deaths, "on_worker_hung", wrong)
+    patch.setattr(CoordinatorState, "_on_worker_hung", wrong)
 
 
 # ----------------------------------------------------------------------- the end of graphs
@@ -320,17 +316,17 @@ def a_graph_completes_before_all_its_tables_came(patch):
 
 @bug
 def a_graph_fails_with_tasks_in_flight(patch):
-    right = GraphEndings.close_if_drained
+    right = TaskFlow.settle
 
     def wrong(self, graph):
-        members, self._membership.members = self._membership.members, {}
+        members, self.membership.members = self.membership.members, {}
         owner = members.get(graph.owner)
         if owner is not None:
-            self._membership.members[graph.owner] = owner
+            self.membership.members[graph.owner] = owner
         right(self, graph)
-        self._membership.members = members
+        self.membership.members = members
 
-    patch.setattr(GraphEndings, "close_if_drained", wrong)
+    patch.setattr(TaskFlow, "settle", wrong)
 
 
 @bug
@@ -352,65 +348,65 @@ def a_cancelled_task_is_lost_by_the_worker(patch):
 @bug
 def graphs_of_a_gone_session_go_on(patch):
     def wrong(self, event):
-        member = self._membership.leave(event.peer)
+        member = self.membership.leave(event.peer)
         if member is not None:
             self._release_row(member)
 
-    patch.setattr(Deaths, "on_session_closed", wrong)
+    patch.setattr(CoordinatorState, "_on_session_closed", wrong)
 
 
 @rare_bug
 def inner_graphs_of_a_gone_session_go_on(patch):
-    right = Deaths.on_session_closed
+    right = CoordinatorState._on_session_closed
 
     def wrong(self, event):
-        inner = {number: g for number, g in self._graphs.items() if g.depth > 0}
+        inner = {number: g for number, g in self.graphs.items() if g.depth > 0}
         for number in inner:
-            del self._graphs[number]
+            del self.graphs[number]
         right(self, event)
-        self._graphs.update(inner)
+        self.graphs.update(inner)
 
-    patch.setattr(Deaths, "on_session_closed", wrong)
+    patch.setattr(CoordinatorState, "_on_session_closed", wrong)
 
 
 @bug
 def a_session_takes_its_siblings_along(patch):
-    right = Deaths.on_session_closed
+    right = CoordinatorState._on_session_closed
 
     def wrong(self, event):
         right(self, event)
         process = event.peer.partition(".")[0]
-        for graph in list(self._graphs.values()):
+        for graph in list(self.graphs.values()):
             if graph.owner.partition(".")[0] == process:
-                self._endings.drain(graph, "cancelled", -1, b"")
-                self._endings.close_if_drained(graph)
+                self.happens(graph, GraphEvent.CANCELLED, "cancelled", -1, b"")
+                self.settle(graph)
 
-    patch.setattr(Deaths, "on_session_closed", wrong)
+    patch.setattr(CoordinatorState, "_on_session_closed", wrong)
 
 
 @rare_bug
 def what_a_refused_submission_left_behind_stays(patch):
-    right = Deaths.on_session_closed
+    right = CoordinatorState._on_session_closed
 
     def wrong(self, event):
-        empty = {number: g for number, g in self._graphs.items() if not g.specs}
+        empty = {number: g for number, g in self.graphs.items() if not g.specs}
         for number in empty:
-            del self._graphs[number]
+            del self.graphs[number]
         right(self, event)
-        self._graphs.update(empty)
+        self.graphs.update(empty)
 
-    patch.setattr(Deaths, "on_session_closed", wrong)
+    patch.setattr(CoordinatorState, "_on_session_closed", wrong)
 
 
 @bug
 def sessions_share_the_names_of_their_graphs(patch):
-    right = CoordinatorTables.graph_of
+    right = CoordinatorState.graph_of
 
     def wrong(self, owner, name):
-        others = [key for key in self.numbers if key[1] == name]
+        others = [key for key in self._numbers if key[1] == name]
         return right(self, *(others[0] if others else (owner, name)))
 
-    patch.setattr(CoordinatorTables, "graph_of", wrong)
+    patch.setattr(CoordinatorState, "graph_of", wrong)
 
 
 # ----------------------------------------------------------------------- readiness and dispatch
@@ -445,10 +441,10 @@ def arrivals_before_the_tables_are_lost(patch):
 def a_lost_task_is_not_run_again(patch):
     def wrong(self, member, key):
         for block in member.flights.pop(key).blocks:
-            self._leases.release(block)
-        self._graphs[key.graph].requeue(key.task)
+            self.leases.release(block)
+        self.graphs[key.graph].requeue(key.task)
 
-    patch.setattr(Replies, "abandon", wrong)
+    patch.setattr(TaskFlow, "abandon", wrong)
 
 
 @bug
@@ -492,7 +488,7 @@ def a_suspect_task_gets_company(patch):
 @bug
 def a_worker_is_left_idle(patch):
     """Seldom a deadlock, for the next event looks again; always a loss."""
-    right = Dispatcher.dispatch_ready
+    right = TaskFlow.dispatch_ready
 
     def wrong(self, near):
         sent = []
@@ -501,51 +497,51 @@ def a_worker_is_left_idle(patch):
             if sent:
                 return None
             sent.append(True)
-            return Membership.choose_worker(self._membership, **wanted)
+            return Membership.choose_worker(self.membership, **wanted)
 
-        self._membership.choose_worker = choose
+        self.membership.choose_worker = choose
         right(self, near)
-        del self._membership.choose_worker
+        del self.membership.choose_worker
 
-    patch.setattr(Dispatcher, "dispatch_ready", wrong)
+    patch.setattr(TaskFlow, "dispatch_ready", wrong)
 
 
 @bug
 def a_full_arena_fails_graphs_that_could_wait(patch):
-    right = Dispatcher._must_wait_for_memory
+    right = TaskFlow._must_wait_for_memory
 
     def wrong(self, graph, task, full):
-        workers, self._membership.workers = self._membership.workers, list
+        workers, self.membership.workers = self.membership.workers, list
         try:
             return right(self, graph, task, full)
         finally:
-            self._membership.workers = workers
+            self.membership.workers = workers
 
-    patch.setattr(Dispatcher, "_must_wait_for_memory", wrong)
+    patch.setattr(TaskFlow, "_must_wait_for_memory", wrong)
 
 
 @bug
 def a_failed_dispatch_stops_the_others(patch):
     """World found this one: out of memory failed a graph, and nobody looked at the next."""
-    right = Dispatcher._must_wait_for_memory
+    right = TaskFlow._must_wait_for_memory
 
     def wrong(self, graph, task, full: SharedMemoryExhausted):
         right(self, graph, task, full)
         return True
 
-    patch.setattr(Dispatcher, "_must_wait_for_memory", wrong)
+    patch.setattr(TaskFlow, "_must_wait_for_memory", wrong)
 
 
 @rare_bug
 def graphs_wait_for_workers_that_never_come(patch):
     """World found this one: the last worker died after no other could be had."""
-    right = Deaths._replace_worker
+    right = CoordinatorState._replace_worker
 
     def wrong(self, slot, cause):
-        if self._tables.unavailable is None:
+        if self.unavailable is None:
             right(self, slot, cause)
 
-    patch.setattr(Deaths, "_replace_worker", wrong)
+    patch.setattr(CoordinatorState, "_replace_worker", wrong)
 
 
 # ----------------------------------------------------------------------- sums and plans

@@ -8,11 +8,10 @@ from __future__ import annotations
 import pytest
 
 from mpgrad.scheduler.coordinator_state import CoordinatorState
-from mpgrad.scheduler.deaths import Deaths
-from mpgrad.scheduler.graph_endings import GraphEndings
+from mpgrad.scheduler.graph_task import GraphEvent
 from mpgrad.scheduler.lease_table import LeaseTable
 from mpgrad.scheduler.membership import MemberRecord, Membership
-from mpgrad.scheduler.replies import Replies
+from mpgrad.scheduler.task_flow import TaskFlow
 from simulation import Faults, World, worker_process
 from simulation.situations import BEREAVED, MEMORY_RETURNED, PEER_READ
 from tests.simulation.planting import Plants
@@ -65,11 +64,11 @@ def makers_are_told_of_one_block_only(patch):
 def blocks_of_a_gpu_go_back_too_early(patch):
     def wrong(self, member, key, flight, outputs):
         adopted = right(self, member, key, flight, outputs)
-        self._leases.freed.extend(block for block in adopted.blocks[len(flight.blocks) :][:1])
+        self.leases.freed.extend(block for block in adopted.blocks[len(flight.blocks) :][:1])
         return adopted
 
-    right = Replies._adopt
-    patch.setattr(Replies, "_adopt", wrong)
+    right = TaskFlow._adopt
+    patch.setattr(TaskFlow, "_adopt", wrong)
 
 
 @bug
@@ -85,31 +84,29 @@ def what_a_gpu_worker_made_is_held_for_ever(patch):
 
 @bug
 def the_death_of_a_gpu_worker_loses_nothing(patch):
-    patch.setattr(Deaths, "_lose_arena", lambda self, arena, event: {})
+    patch.setattr(CoordinatorState, "_lose_arena", lambda self, arena, event: {})
 
 
 @bug
 def the_death_of_a_gpu_worker_fails_every_graph(patch):
-    right = Deaths._lose_arena
+    right = CoordinatorState._lose_arena
 
     def wrong(self, arena, event):
         lost = right(self, arena, event)
-        for graph in self._graphs.values():
-            self._endings.drain(graph, "lost", -1, b"")
+        for graph in self.graphs.values():
+            self.happens(graph, GraphEvent.HOPELESS, "lost", -1, b"")
             lost[graph.number] = graph
         return lost
 
-    patch.setattr(Deaths, "_lose_arena", wrong)
+    patch.setattr(CoordinatorState, "_lose_arena", wrong)
 
 
 @bug
 def a_graph_waits_for_a_gpu_that_nobody_serves_any_more(patch):
     def wrong(self, graph):
-        if self._tables.unavailable is not None and not self._membership.workers():
-            self.drain(graph, "lost", -1, b"")
-            self.close_if_drained(graph)
+        return not self.membership.workers()
 
-    patch.setattr(GraphEndings, "end_if_stranded", wrong)
+    patch.setattr(TaskFlow, "_is_stranded", wrong)
 
 
 @bug

@@ -6,8 +6,7 @@ import pytest
 
 from mpgrad.scheduler.graph_task import GraphPhase, GraphTask
 from mpgrad.scheduler.lease_table import LeaseTable
-from mpgrad.scheduler.replies import Replies
-from mpgrad.scheduler.task_dispatch import Dispatcher
+from mpgrad.scheduler.task_flow import TaskFlow
 from simulation import Faults, World
 from tests.simulation.planting import Plants
 
@@ -30,32 +29,32 @@ class Nothing(set):
 
 @bug
 def progress_is_ignored(patch):
-    patch.setattr(Replies, "on_node_task_progress", lambda self, event: None)
+    patch.setattr(TaskFlow, "on_node_task_progress", lambda self, event: None)
 
 
 @bug
 def what_was_published_is_delivered_again_at_the_end(patch):
-    right = Replies.on_node_task_done
+    right = TaskFlow.on_node_task_done
 
     def wrong(self, event):
-        for graph in self._graphs.values():
+        for graph in self.graphs.values():
             graph.published.pop(event.task, None)
         right(self, event)
 
-    patch.setattr(Replies, "on_node_task_done", wrong)
+    patch.setattr(TaskFlow, "on_node_task_done", wrong)
 
 
 @bug
 def a_duplicate_publication_counts_twice(patch):
-    right = Replies.on_node_task_progress
+    right = TaskFlow.on_node_task_progress
 
     def wrong(self, event):
-        for graph in self._graphs.values():
+        for graph in self.graphs.values():
             if event.task in graph.published:
                 graph.published[event.task] = Nothing(graph.published[event.task])
         right(self, event)
 
-    patch.setattr(Replies, "on_node_task_progress", wrong)
+    patch.setattr(TaskFlow, "on_node_task_progress", wrong)
 
 
 @bug
@@ -71,7 +70,7 @@ def a_lost_task_publishes_everything_again(patch):
 
 @rare_bug
 def a_published_block_is_lent_to_the_next_attempt(patch):
-    right = Dispatcher._allot
+    right = TaskFlow._allot
 
     def wrong(self, graph, task):
         blocks = list(right(self, graph, task))
@@ -81,68 +80,68 @@ def a_published_block_is_lent_to_the_next_attempt(patch):
             buffer = graph.buffers.get(output.task)
             if output.nbytes and buffer is not None:
                 blocks[number] = buffer.slots[output.slot][output.place]
-                self._leases.hold(blocks[number])
+                self.leases.hold(blocks[number])
         return tuple(blocks)
 
-    patch.setattr(Dispatcher, "_allot", wrong)
+    patch.setattr(TaskFlow, "_allot", wrong)
 
 
 @bug
 def published_blocks_are_not_held_for_their_consumers(patch):
-    right = Replies.on_node_task_progress
+    right = TaskFlow.on_node_task_progress
 
     def wrong(self, event):
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(LeaseTable, "hold", lambda self, ref: None)
             right(self, event)
 
-    patch.setattr(Replies, "on_node_task_progress", wrong)
+    patch.setattr(TaskFlow, "on_node_task_progress", wrong)
 
 
 @bug
 def a_running_task_loses_the_blocks_that_it_published(patch):
-    right = Replies.on_node_task_progress
+    right = TaskFlow.on_node_task_progress
 
     def wrong(self, event):
         member, key, flight = self._flight_of(event)
         right(self, event)
-        if flight is not None and self._graphs[key.graph].phase is GraphPhase.RUNNING:
+        if flight is not None and self.graphs[key.graph].phase is GraphPhase.RUNNING:
             published = {number for number, _ in event.outputs}
             for number in sorted(published):
-                self._leases.release(flight.blocks[number])
+                self.leases.release(flight.blocks[number])
             left = [None if at in published else b for at, b in enumerate(flight.blocks)]
             member.flights[key] = flight._replace(blocks=tuple(left))
 
-    patch.setattr(Replies, "on_node_task_progress", wrong)
+    patch.setattr(TaskFlow, "on_node_task_progress", wrong)
 
 
 @bug
 def foreign_blocks_may_be_published(patch):
-    right = Replies.on_node_task_progress
+    right = TaskFlow.on_node_task_progress
 
     def wrong(self, event):
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr("mpgrad.scheduler.membership.Flight.check_reply", lambda *_: None)
             right(self, event)
 
-    patch.setattr(Replies, "on_node_task_progress", wrong)
+    patch.setattr(TaskFlow, "on_node_task_progress", wrong)
 
 
 @bug
 def a_failed_task_takes_back_what_it_published(patch):
-    right = Replies.on_node_task_failed
+    right = TaskFlow.on_node_task_failed
 
     def wrong(self, event):
-        graph = self._graphs.get(event.graph)
+        graph = self.graphs.get(event.graph)
         published = () if graph is None else sorted(graph.published.get(event.task, ()))
         consumers = {graph.specs[event.task].outputs[number].task for number in published}
-        for worker in self._membership.workers():
+        for worker in self.membership.workers():
             for key in [key for key in worker.flights if key.graph == event.graph]:
                 if key.task in consumers:
                     worker.flights.pop(key)
         right(self, event)
 
-    patch.setattr(Replies, "on_node_task_failed", wrong)
+    patch.setattr(TaskFlow, "on_node_task_failed", wrong)
 
 
 @pytest.mark.slow

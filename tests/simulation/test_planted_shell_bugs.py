@@ -194,6 +194,19 @@ def results_that_ctrl_c_met_are_kept(patch):
     patch.setattr(Session, "_discard", wrong)
 
 
+@bug
+def the_end_of_one_graph_forgets_the_others_that_were_submitted(patch):
+    right = Session.take_outcome
+
+    def wrong(self, graph):
+        found = right(self, graph)
+        if found is not None:
+            self._run_task.clear()
+        return found
+
+    patch.setattr(Session, "take_outcome", wrong)
+
+
 @REFUSED.bug
 def a_refusal_is_told_to_the_innermost_backward_only(patch):
     """World found this one: the backward around it waited for ever."""

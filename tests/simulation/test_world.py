@@ -8,9 +8,12 @@ import sys
 from collections import Counter
 from dataclasses import fields
 from random import Random
+from typing import Any
 
 import pytest
 
+from mpgrad.scheduler.coordinator_state import CoordinatorState
+from mpgrad.scheduler.graph_task import GRAPH_TRANSITIONS, GraphEvent, GraphPhase, GraphTask
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
 from mpgrad.scheduler.plan import plan
 from simulation import caller
@@ -195,3 +198,21 @@ def test_random_graphs_are_well_formed_and_varied() -> None:
 def test_a_session_that_was_cut_off_keeps_nothing_in_a_hook() -> None:
     world = World(975600171, workers=4, gpus=0, graphs=1, sessions=3, clients=1).run()
     assert world.dice.injected["breach"] == 1
+
+
+@pytest.mark.slow
+def test_worlds_go_through_every_row_of_the_life_of_a_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What no World reaches, none checks. A correct worker drops nothing of a running graph."""
+    seen: set[tuple[GraphPhase, GraphEvent]] = set()
+    right = CoordinatorState.happens
+
+    def happens(self: CoordinatorState, graph: GraphTask, event: GraphEvent, *given: Any) -> None:
+        seen.add((graph.phase, event))
+        right(self, graph, event, *given)
+
+    monkeypatch.setattr(CoordinatorState, "happens", happens)
+    for seed in range(600):
+        World.drawn(seed).run()
+    assert set(GRAPH_TRANSITIONS) - seen == {(GraphPhase.RUNNING, GraphEvent.TASK_DROPPED)}

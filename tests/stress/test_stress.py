@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import random
+import re
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import pytest
 import mpgrad as mg
 from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.errors import ProtocolError
-from mpgrad.scheduler.replies import Replies
+from mpgrad.scheduler.task_flow import TaskFlow
 from simulation import __main__ as testing
 from stress import (
     chaos,
     deep,
     elastic,
+    files,
     functions,
     hostile,
     hosts,
@@ -39,11 +41,12 @@ from tests.leftovers import Leftovers, left_since
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_chaos_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chaos", "--kills", "2", "--coordinators", "1", "--seed", "7"]) == 0
+@pytest.mark.parametrize("name", ["chaos", "calls"])
+def test_chaos_passes(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert main([name, "--kills", "2", "--coordinators", "1", "--seed", "7"]) == 0
     first, verdict = capsys.readouterr().out.splitlines()
     assert "--seed 7" in first
-    assert verdict.startswith("chaos: PASSED: 2 workers killed (")
+    assert verdict.startswith(f"{name}: PASSED: 2 workers killed (")
     assert "1 coordinators killed (" in verdict
     assert "0 wrong gradients" in verdict
 
@@ -54,7 +57,7 @@ def test_chaos_notices_a_wrong_gradient(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = chaos._fingerprints
-    monkeypatch.setattr(chaos, "_fingerprints", lambda seed: [*real(seed)[:-1], "another"])
+    monkeypatch.setattr(chaos, "_fingerprints", lambda *load: [*real(*load)[:-1], "another"])
     assert main(["chaos", "--kills", "1", "--seed", "7"]) == 1
     assert "chaos: FAILED" in capsys.readouterr().out
 
@@ -137,6 +140,31 @@ def test_hosts_passes(capsys: pytest.CaptureFixture[str]) -> None:
     verdict = capsys.readouterr().out.splitlines()[-1]
     assert verdict.startswith("hosts: PASSED: 1 ranks killed and 0 stopped, of 3, in 1 programs; ")
     assert verdict.endswith(" 200 frames of strangers, 0 faults; nothing left")
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_files_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["files", "--files", "500", "--seed", "7"]) == 0
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert re.search(r"PASSED: 500 files, \d\d loaded and used, \d+ refused, 0 faults", verdict)
+
+
+def test_files_counts_a_process_that_dies_as_one_fault(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {
+        ("7", "0", "5"): ["status -11", "loaded", "refused"],
+        ("7", "3", "2"): ["status 0", "refused", "fault: MemoryError: "],
+    }
+    monkeypatch.setattr(files, "_lines", lambda words: said[tuple(words)])
+    assert main(["files", "--files", "5", "--seed", "7"]) == 1
+    _, *faults, verdict = capsys.readouterr().out.splitlines()
+    assert faults == [
+        "file 2: fault: the process ended: status -11",
+        "file 4: fault: MemoryError: ",
+    ]
+    assert "FAILED: 5 files, 1 loaded and used, 2 refused, 2 faults" in verdict
 
 
 @pytest.mark.process
@@ -289,7 +317,7 @@ def test_a_failed_world_says_how_to_see_it_again(
             return future
 
     monkeypatch.setattr(simulation, "ProcessPoolExecutor", lambda *_: Here())
-    monkeypatch.setattr(Replies, "_release_flight", lambda *_: None)
+    monkeypatch.setattr(TaskFlow, "_release_flight", lambda *_: None)
     assert main(["simulation", "--seeds", "30", "--first", "0"]) == 1
     *_, again, verdict = capsys.readouterr().out.splitlines()
     assert verdict.startswith("simulation: FAILED: 0 worlds")

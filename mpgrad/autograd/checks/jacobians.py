@@ -12,12 +12,12 @@ order ``h**2`` (for example Nocedal and Wright, Numerical Optimization, section 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mpgrad.autograd.backward import grad
+from mpgrad.base.context_manager import contextmanager
 from mpgrad.devices.device_arrays import copied, moved_beside, on_host, on_its_device
 from mpgrad.ops.device_moves import beside
 from mpgrad.tensors.tensor import Tensor

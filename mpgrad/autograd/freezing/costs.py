@@ -26,7 +26,8 @@ model = CostModel()
 def key_of(node: Node) -> Any:
     """The key of the cost of ``node``: everything visible that it depends on."""
     if isinstance(node, FunctionNode):
-        return (node.function, node.input_metadata, node.ctx._inputs)
+        # Not the Function itself, which would stay as long as its cost.
+        return (type(node).number, node.input_metadata, node.ctx._inputs)
     if isinstance(node, OperatorNode):
         return (node.operator.name, node.input_metadata, node.input_info)
     return type(node)
@@ -152,6 +153,11 @@ def _product_flops(node: OperatorNode) -> float:
     else:
         length = 0
     return 2.0 * result * length * len(wanted)
+
+
+def least_cost(spec: NodeSpec, cost_us: float) -> float:
+    """``cost_us``; for a branch at least as long as a message, so that it is fused with nothing."""
+    return max(cost_us, tuning.MESSAGE_US) if spec.is_branch else cost_us
 
 
 # ---------------------------------------------------------------------- dividing a Node

@@ -14,6 +14,7 @@ from mpgrad.autograd.freezing.client_nodes import LOGGER
 from mpgrad.autograd.freezing.costs import (
     costs_of,
     estimate,
+    least_cost,
     second_half_share,
     with_division,
 )
@@ -48,6 +49,7 @@ def freeze(
     wanted: Sequence[tuple[Edge, WantedSink]] | None = None,
     keep_graph: bool,
     cost: Cost,
+    renews_costs: bool = True,
 ) -> FrozenGraph:
     """Freeze the graph behind ``roots``.
 
@@ -58,15 +60,17 @@ def freeze(
             ``retain_grad`` keeps the gradient); without it, every leaf.
         keep_graph: whether saved tensors are kept.
         cost: the expected run time of a Node.
+        renews_costs: whether a graph like an earlier one gets the costs that were learned since.
     """
     logs = LOGGER.isEnabledFor(logging.DEBUG)
     may_guess = wanted is None and len(roots) == 1 and cost is estimate and not logs
     if may_guess:
         guessed = _guards.find(roots[0])
         if guessed is not None:
-            return _freeze_again(guessed[1], guessed[0], seeds, keep_graph, cost)
+            renewed = cost if renews_costs else None
+            return _freeze_again(guessed[1], guessed[0], seeds, keep_graph, renewed)
     with collector_held():
-        return _freeze_walked(roots, seeds, wanted, keep_graph, cost, may_guess, logs)
+        return _freeze_walked(roots, seeds, wanted, keep_graph, cost, may_guess, logs, renews_costs)
 
 
 def _freeze_walked(
@@ -77,6 +81,7 @@ def _freeze_walked(
     cost: Cost,
     may_guess: bool,
     logs: bool,
+    renews_costs: bool,
 ) -> FrozenGraph:
     """A graph that must be looked at, or made."""
     walked = walk(roots)
@@ -87,7 +92,8 @@ def _freeze_walked(
         if known is not None:
             if may_guess and known.uses >= GUARDED_FROM_USE:
                 _guards.add(walked, roots[0], known)
-            return _freeze_again(known, walked.nodes, seeds, keep_graph, cost)
+            renewed = cost if renews_costs else None
+            return _freeze_again(known, walked.nodes, seeds, keep_graph, renewed)
     tables = GraphTables(walked, logs=logs)
     if wanted is None:
         tables.want_leaves()
@@ -142,12 +148,15 @@ def _kind(sink: WantedSink) -> Any:
 
 
 def _freeze_again(
-    known: Remembered, nodes: list[Node], seeds: Sequence[Any], keep_graph: bool, cost: Cost
+    known: Remembered, nodes: list[Node], seeds: Sequence[Any], keep_graph: bool, cost: Cost | None
 ) -> FrozenGraph:
-    """The tables of an earlier step with the Nodes of this one."""
+    """The tables of an earlier step with the Nodes of this one.
+
+    ``cost`` is None if the costs stay as they are.
+    """
     template = known.template
     kept = nodes if template.kept is None else [nodes[at] for at in template.kept]
-    if known.looks_up_costs():
+    if known.count_use() and cost is not None:
         _look_up_costs(known, kept, cost)
     spec = known.spec
     sinks = [
@@ -168,7 +177,8 @@ def _look_up_costs(known: Remembered, nodes: Sequence[Node], cost: Cost) -> None
     does not renew them.
     """
     specs, split_us = known.spec.nodes, split_above_us(tuning.MESSAGE_US)
-    now = costs_of(nodes, known.template.runs, cost)
+    found = costs_of(nodes, known.template.runs, cost)
+    now = [least_cost(spec, new) for spec, new in zip(specs, found, strict=True)]
     moved = [abs(new - spec.cost_us) for new, spec in zip(now, specs, strict=True)]
     if max(now, default=0.0) >= split_us:
         moved += [

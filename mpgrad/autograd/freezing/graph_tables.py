@@ -18,7 +18,7 @@ from mpgrad.autograd.freezing.client_nodes import (
     HooksBefore,
     runs_node_hooks,
 )
-from mpgrad.autograd.freezing.costs import with_division
+from mpgrad.autograd.freezing.costs import least_cost, with_division
 from mpgrad.autograd.freezing.frozen_graph import (
     FrozenGraph,
     KeptSink,
@@ -28,6 +28,7 @@ from mpgrad.autograd.freezing.frozen_graph import (
     WantedSink,
 )
 from mpgrad.autograd.freezing.recurring_graphs import Template, Walk, sequence_of
+from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.devices.device_arrays import CUDA
 from mpgrad.devices.gpu_nodes import on_gpus
 from mpgrad.dispatch.operator_node import OperatorNode
@@ -280,4 +281,7 @@ def _spec_of(node: Node, edges: Sequence[Target | None], runs: bool, cost: Cost)
         isinstance(node, OperatorNode) and node.operator.joint is None,
         node.has_packed and isinstance(node, OperatorNode),
     )
+    if runs and isinstance(node, FunctionNode) and node.function._is_branch:
+        spec = spec._replace(is_branch=True)
+        return spec._replace(cost_us=least_cost(spec, spec.cost_us))
     return with_division(spec, node)

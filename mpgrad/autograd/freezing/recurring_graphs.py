@@ -122,11 +122,11 @@ class Remembered:
         "_usual_here",
         "_usual_in_workers",
         "here",
-        "loop",
         "placed",
         "prepared",
         "program",
         "spec",
+        "steps",
         "template",
         "uses",
     )
@@ -141,8 +141,8 @@ class Remembered:
         self.here: Any = None
         #: The compiled function for ``local``; or the reason why there is none; None: not yet.
         self.program: Any = None
-        #: Of a large graph, the loop over its Nodes (``engine.rule_loop``); None: not yet.
-        self.loop: Any = None
+        #: Of a large graph, the steps of its Nodes (``engine.graph_steps``); None: not yet.
+        self.steps: Any = None
         #: The last result of placing ``spec``: (``spec``, moved Nodes, the new tables).
         self.placed: tuple[GraphSpec, tuple[int, ...], GraphSpec] | None = None
         # These belong to the graph, not to its tables, which are renewed when a cost changes.
@@ -187,8 +187,8 @@ class Remembered:
             self.uses = 0
         return is_surprise
 
-    def looks_up_costs(self) -> bool:
-        """Count a use; whether costs should be looked up again this time."""
+    def count_use(self) -> bool:
+        """Count one more use; whether costs should be looked up again this time."""
         self.uses += 1
         return self.learns()
 

@@ -7,6 +7,7 @@ does not know how code or arrays are sent.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -40,6 +41,8 @@ class FunctionNode(Node):
 
     takes_undefined = True
     is_user_code = True
+    #: Tells the classes of this process apart, also after they are gone.
+    number = 0
 
     def __init__(
         self, function: type[Any], ctx: FunctionContext, next_edges: Sequence[Edge | None]
@@ -155,6 +158,7 @@ class FunctionNode(Node):
         if ctx._saved:
             # If a worker ran backward, it is unknown whether backward read them.
             ctx._saved, ctx._was_accessed = None, ctx._clears_on_access
+        self.function._on_last_run(ctx)
 
     def portable_context(self) -> PortableContext:
         """The state that a worker needs to run backward.
@@ -187,6 +191,7 @@ class FunctionNode(Node):
         )
 
 
+_numbers = itertools.count(1)
 #: The class of the Nodes of each Function. It does not refer to the Function, so that both are
 #: freed together.
 _classes: weakref.WeakKeyDictionary[type[Any], type[FunctionNode]] = weakref.WeakKeyDictionary()
@@ -196,7 +201,8 @@ def node_class(function: type[Any]) -> type[FunctionNode]:
     """The class of the Nodes of ``function``: ``MyFnBackward`` for ``MyFn``."""
     found = _classes.get(function)
     if found is None:
-        made = type(f"{function.__name__}Backward", (FunctionNode,), {"__slots__": ()})
+        named = {"__slots__": (), "number": next(_numbers)}
+        made = type(f"{function.__name__}Backward", (FunctionNode,), named)
         found = _classes.setdefault(function, made)
     return found
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from mpgrad.autograd.functions.context import FunctionContext
 from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.base.user_frames import level_of_caller
 from mpgrad.dispatch.in_place import check_recordable, rebase
 from mpgrad.graph.node import Node
 from mpgrad.tensors.tensor import Tensor, metadata_of
@@ -42,6 +43,8 @@ def outputs_of(
     maker = _Outputs(args, ctx, recording=node is not None)
     maker.check_dirty(produced)
     outputs = [maker.output(value) for value in produced]
+    if node is not None:
+        _warn_of_lost_numbers(outputs, node)
     differentiable = maker.differentiable(outputs)
     maker.restrict_views(outputs, several=sum(differentiable) > 1)
     if node is None:
@@ -55,6 +58,17 @@ def outputs_of(
     for tensor, old_node, old_nr in before:
         _rebase(tensor, node, old_node, old_nr)
     return outputs
+
+
+def _warn_of_lost_numbers(outputs: Sequence[Any], node: FunctionNode) -> None:
+    numbers = [value for value in outputs if isinstance(value, float | complex)]
+    if numbers and not any(isinstance(value, Tensor) for value in outputs):
+        warnings.warn(
+            f"the forward of {node.function.__name__} has returned {numbers[0]!r}, a number of "
+            "Python, which has no gradient: return a Tensor, or a number of NumPy",
+            UserWarning,
+            stacklevel=level_of_caller(),
+        )
 
 
 def _are_new(produced: Sequence[Any], args: Sequence[Any]) -> bool:

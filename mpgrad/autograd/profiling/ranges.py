@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from mpgrad.autograd.profiling.backward_run import NO_TASK, BackwardRun, TaskRun
+from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.thread_state import PerThread
 from mpgrad.dispatch.operator_mode import MODES
 from mpgrad.graph.grad_modes import GRAD_MODE
@@ -155,6 +156,10 @@ class Recording:
     def note(self, name: str, kind: str, started: float, ended: float, number: int = -1) -> None:
         """A range of this thread, and the number of its Node."""
         self._ranges.append(Range(kind, name, started, ended, _current.thread, -1, number))
+
+    def note_range(self, found: Range) -> None:
+        """A range that another process has told of."""
+        self._ranges.append(found)
 
     def later(self, read: Callable[[], Iterable[Range]]) -> None:
         """Note the ranges that ``read()`` gives when they are asked for; it keeps no array."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mpgrad.autograd.running.helper_threads import LEVELS_PER_THREAD, on_helper_thread
 from mpgrad.autograd.running.running_backward import innermost
+from mpgrad.base.accidental_ends import accidental_end
+from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.thread_state import PerThread
 from mpgrad.graph.grad_modes import GRAD_MODE
 
@@ -26,8 +27,9 @@ T = TypeVar("T")
 class Executor(Protocol):
     """The interface of an engine for the slot."""
 
-    def expect(self) -> None:
-        """A graph is about to be frozen for it: begin what can be done at the same time."""
+    @property
+    def mode(self) -> str:
+        """In "local", nothing that it does depends on the costs of Nodes."""
 
     def execute(self, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
         """Run a frozen graph.
@@ -98,23 +100,20 @@ def install(current: Callable[[], Executor]) -> None:
     _current = current
 
 
-def expect() -> None:
-    """Tell the current engine, if one is loaded, that a graph is about to be frozen for it."""
-    if _current is not None and not is_worker:
-        _current().expect()
+def execute(engine: Executor, frozen: FrozenGraph) -> list[tuple[Any, bool]]:
+    """Run ``frozen``."""
+    return _with_room(engine.execute, frozen)
 
 
-def execute(frozen: FrozenGraph) -> list[tuple[Any, bool]]:
-    """Run ``frozen`` on the current engine."""
-    return _with_room(_engine().execute, frozen)
+def execute_recorded(
+    engine: Executor, frozen: FrozenGraph, seeds: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Run ``frozen`` and record the computation (``create_graph``)."""
+    return _with_room(engine.execute_recorded, frozen, seeds)
 
 
-def execute_recorded(frozen: FrozenGraph, seeds: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Run ``frozen`` on the current engine and record the computation (``create_graph``)."""
-    return _with_room(_engine().execute_recorded, frozen, seeds)
-
-
-def _engine() -> Executor:
+def current() -> Executor:
+    """The engine of a backward that starts on this thread now."""
     if _place.executor is not None:
         return _place.executor
     if _current is None and load is not None:
@@ -125,10 +124,17 @@ def _engine() -> Executor:
 
 
 def _with_room(function: Callable[..., T], frozen: FrozenGraph, *args: Any) -> T:
-    """Call ``function``, on a helper thread if too many backwards are on this one's stack."""
+    """Call ``function``, on a helper thread if too many backwards are on this one's stack.
+
+    Raises:
+        RuntimeError: a Function or a hook has raised StopIteration.
+    """
     running = innermost()
-    if running is not None:
-        running.frozen = frozen
-        if running.levels >= LEVELS_PER_THREAD:
-            return on_helper_thread(running, functools.partial(function, frozen, *args))
-    return function(frozen, *args)
+    try:
+        if running is not None:
+            running.frozen = frozen
+            if running.levels >= LEVELS_PER_THREAD:
+                return on_helper_thread(running, functools.partial(function, frozen, *args))
+        return function(frozen, *args)
+    except StopIteration as error:
+        raise accidental_end("A Function or a hook in backward") from error

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mpgrad.autograd.running.deferred_interrupts import interrupts_deferred
+from mpgrad.base.accidental_ends import accidental_end
 from mpgrad.base.thread_state import PerThread
 from mpgrad.graph.grad_modes import set_grad_enabled
 from mpgrad.tensors.accumulate_grad import grad_lock
@@ -130,9 +131,12 @@ class RunningBackward:
         self._callbacks.append(callback)
 
     def _call_callbacks(self, callbacks: list[Callable[[], Any]]) -> None:
-        with set_grad_enabled(self.create_graph):
-            for callback in callbacks:  # a callback may queue more callbacks
-                callback()
+        try:
+            with set_grad_enabled(self.create_graph):
+                for callback in callbacks:  # a callback may queue more callbacks
+                    callback()
+        except StopIteration as error:
+            raise accidental_end("A callback of queue_callback") from error
 
     # ------------------------------------------------------------------ failure
 

@@ -60,7 +60,7 @@ def require_number(name: str, outputs: Sequence[Any], wanted: int) -> None:
 
 
 def add_notes(
-    error: Exception,
+    error: BaseException,
     name: str,
     inputs: Sequence[InputMetadata],
     outputs: Sequence[InputMetadata | None],

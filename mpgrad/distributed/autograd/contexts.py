@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
+from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.thread_state import PerThread
 from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward, SendRpcBackward
 from mpgrad.distributed.autograd.upstream_walk import UpstreamWalk

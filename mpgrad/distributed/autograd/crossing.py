@@ -7,9 +7,9 @@ the receiver makes it a result of its RecvRpcBackward.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.thread_state import PerThread
 from mpgrad.distributed.autograd.contexts import Contexts, DistAutogradContext
 from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward, SendRpcBackward, recorded_at

@@ -194,7 +194,7 @@ class LocalPart:
         wanted = self._wanted(walk(roots).nodes)
         if not wanted:
             return
-        engine_slot.expect()
+        engine = engine_slot.current()
         frozen = freeze(
             roots, seeds, wanted=wanted, keep_graph=self.keep_graph, cost=costs.estimate
         )
@@ -202,7 +202,7 @@ class LocalPart:
         before, CURRENT.part = CURRENT.part, self
         try:
             with self.running:
-                captured = engine_slot.execute(frozen._replace(seeds=arrays))
+                captured = engine_slot.execute(engine, frozen._replace(seeds=arrays))
         finally:
             CURRENT.part = before
         self._captured = frozen, captured

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from mpgrad.distributed.rpc.service import RpcService
 
 #: In place of a number of seconds: as ``init_rpc`` was told.
@@ -17,8 +19,13 @@ class _Setting:
     service: RpcService | None = None
     timeout_s = TIMEOUT_S
 
+    def forget_in_child(self) -> None:
+        """The threads and the connections of the service are the parent's."""
+        self.service = None
+
 
 current = _Setting()
+os.register_at_fork(after_in_child=current.forget_in_child)
 
 
 def service() -> RpcService:

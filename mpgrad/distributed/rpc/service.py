@@ -44,6 +44,7 @@ from mpgrad.wire.hosts import (
     RpcMessage,
     RpcReady,
 )
+from mpgrad.wire.packed_texts import pack_text, unpack_text
 from mpgrad.wire.remote_error import encode_error
 
 #: Seconds between two looks at what is still under way.
@@ -99,7 +100,7 @@ class RpcService:
             self.rank, self.ranks, self._lost, lambda rank: member.membership.has_left(rank),
             lambda to, message: self._deliver(to, message, []), reopens=reopens,
         )  # fmt: skip
-        self._own = RpcReady(name, _digest_of_main(), member.calls_parts)
+        self._own = RpcReady(pack_text(name), _digest_of_main(), member.calls_parts)
         #: The ranks that have ended this service already, and begun the next one.
         self._moved_on: set[int] = set()
         self.is_over = False
@@ -134,7 +135,7 @@ class RpcService:
         for rank, cause in list(self._lost.items()):
             if rank not in self._ready:
                 raise HostLost(rank, cause, "init_rpc")
-        return [WorkerInfo(self._ready[rank].name, rank) for rank in range(self.ranks)]
+        return [WorkerInfo(unpack_text(self._ready[rank].name), rank) for rank in range(self.ranks)]
 
     def _note_ready(self, rank: int, message: RpcReady) -> None:
         self._ready[rank] = message
@@ -348,7 +349,7 @@ class RpcService:
             except Exception as failure:  # whatever the user's classes raise
                 error = failure
         if error is not None:
-            where = f"rank {self.rank} ({self._own.name})"
+            where = f"rank {self.rank} ({unpack_text(self._own.name)})"
             packed = packed._replace(frames=[encode_error(error, where)])
         message, upstream = packed.recorded
         answer = CallEnded(

@@ -39,7 +39,8 @@ UFUNCS = (
 FUNCTIONS = (
     "sum prod max min any all argmax argmin cumsum cumprod reshape transpose concatenate stack flip"
     " copyto take_along_axis angle argsort repeat clip isclose allclose array_equal count_nonzero"
-    " argwhere nonzero nan_to_num searchsorted triu tril may_share_memory shares_memory"
+    " argwhere nonzero nan_to_num searchsorted triu tril may_share_memory shares_memory swapaxes"
+    " einsum"
 )
 #: These make arrays from numbers, or from arrays of any kind.
 CREATION = "zeros ones full arange linspace eye tri"

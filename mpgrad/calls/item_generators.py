@@ -1,0 +1,62 @@
+"""Random generators among the arguments of an item: a call draws from a copy, and the caller's own
+goes on from where the copy has stopped."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpgrad.ops.generators import Generator
+
+
+class Drawn(NamedTuple):
+    """A result, and the generators from which its call has drawn.
+
+    Attributes:
+        result: of the call.
+        states: for each generator the number of its item and of the argument, and its new state.
+    """
+
+    result: Any
+    states: tuple[tuple[int, int, Any], ...]
+
+
+def state_of(value: Any) -> Any:
+    """The state of a random generator; None for anything else."""
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, Generator):
+        return value.numpy().bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    if type(value) is random.Random:
+        return value.getstate()
+    return None
+
+
+def go_on(value: Any, state: Any) -> None:
+    """Give a generator the state of its copy."""
+    if isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    elif isinstance(value, Generator):
+        value.numpy().bit_generator.state = state
+    elif isinstance(value, np.random.RandomState):
+        value.set_state(state)
+    else:
+        value.setstate(state)
+
+
+def states_of(args: Sequence[Any]) -> dict[int, Any]:
+    """The states of the generators among ``args``, by their places."""
+    return {at: state for at, one in enumerate(args) if (state := state_of(one)) is not None}
+
+
+def drawn_from(
+    item: int, before: dict[int, Any], args: Sequence[Any]
+) -> list[tuple[int, int, Any]]:
+    """The generators of item ``item`` that have another state than ``before``."""
+    now = {at: state_of(args[at]) for at in before}
+    return [(item, at, now[at]) for at in before if repr(now[at]) != repr(before[at])]

@@ -1,0 +1,198 @@
+"""ReachedState: what a function reaches beside tensors, before and after a call.
+
+A call runs on copies, so what it changes there would be lost without a word. The values are
+compared, not their pickles, which change with identities.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import logging
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from mpgrad.calls.item_generators import state_of
+from mpgrad.shipping.process_state import is_installed_namespace
+
+#: Where a value is, in words: names and keys on the way to it.
+Path: TypeAlias = tuple[str, ...]
+
+#: The number of values that are looked at, and the bytes of an array.
+VALUES_MAX, ARRAY_BYTES_MAX = 200_000, 16 << 20
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+#: Objects that never change, or whose changes are no result.
+_PASSED_OVER = (
+    types.BuiltinFunctionType,
+    types.CodeType,
+    functools._lru_cache_wrapper,
+    functools.cached_property,
+    logging.Logger,
+)
+
+
+class Change(NamedTuple):
+    """What is another now: where, and whether random numbers were drawn from it."""
+
+    path: str
+    is_generator: bool
+
+
+class ReachedState:
+    """The values that are reached from ``root``, as they are now.
+
+    Args:
+        root: the function, and what it gets.
+        allowed: names of attributes that may change.
+        tensor: the class of tensors, whose elements are not looked at.
+    """
+
+    def __init__(self, root: Any, allowed: frozenset[str], tensor: type[Any]) -> None:
+        self._allowed, self._tensor = allowed, tensor
+        self._values = dict(self._walk(root))
+
+    def what_changed(self, root: Any) -> Change | None:
+        """One value that is another now; None if there is none."""
+        now = dict(self._walk(root))
+        for path, value in now.items():
+            if path not in self._values or self._values[path] != value:
+                is_generator = isinstance(value, tuple) and value[0] == "generator"
+                return Change(_in_words(path), is_generator)
+        return next(
+            (Change(_in_words(path), False) for path in self._values if path not in now), None
+        )
+
+    def _walk(self, root: Any) -> Iterator[tuple[Path, Any]]:
+        stack: list[tuple[Path, Any]] = [((), root)]
+        #: By identity, with the objects, so that no other one gets their address.
+        seen: dict[int, Any] = {}
+        while stack and len(seen) < VALUES_MAX:
+            path, value = stack.pop()
+            if isinstance(value, _PLAIN):
+                yield path, value if value == value else "nan"
+                continue
+            if isinstance(value, _PASSED_OVER) or id(value) in seen:
+                continue
+            seen[id(value)] = value
+            is_tensor = isinstance(value, self._tensor)
+            yield path, ("tensor", id(value)) if is_tensor else _token(value)
+            for name, child in list(vars(value).items()) if is_tensor else _parts(value):
+                if name not in self._allowed:
+                    stack.append(((*path, name), child))
+
+
+def _token(value: Any) -> Any:
+    """What a value is, without its parts."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject or value.nbytes > ARRAY_BYTES_MAX:
+            return "array", value.shape
+        return "array", value.shape, value.dtype.str, value.tobytes()
+    if (state := state_of(value)) is not None:
+        return "generator", repr(state)
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        return type(value).__name__, len(value)
+    return type(value).__qualname__
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            yield from ((f"[{at}]", child) for at, child in enumerate(value.flat))
+    elif isinstance(value, dict):
+        for key, child in list(value.items()):
+            yield (f"[{key!r}]" if not isinstance(key, str) else key), child
+    elif isinstance(value, list | tuple):
+        for number, child in enumerate(value):
+            yield f"[{number}]", child
+    elif isinstance(value, set | frozenset):
+        for child in value:
+            if isinstance(child, _PLAIN):
+                yield f"{{{child!r}}}", child
+    elif isinstance(value, types.FunctionType):
+        yield from _parts_of_function(value)
+    elif isinstance(value, types.MethodType):
+        yield "__self__", value.__self__
+    elif isinstance(value, contextvars.ContextVar):
+        yield "", value.get(None)
+    elif isinstance(value, type):
+        yield from _parts_of_class(value)
+    elif isinstance(value, functools.partial):
+        yield "", (value.func, value.args, value.keywords)
+    elif isinstance(value, types.ModuleType):
+        if not is_installed_namespace(vars(value)):
+            yield from ((name, child) for name, child in vars(value).items() if name[:2] != "__")
+    elif type(value).__reduce__ is not object.__reduce__:
+        yield from _parts_of_pickle(value)
+    elif type(found := getattr(value, "__dict__", None)) is dict:
+        yield type(value).__name__, type(value)
+        computed = _computed(value)
+        yield from ((name, child) for name, child in list(found.items()) if name not in computed)
+    else:
+        yield from _parts_of_pickle(value)
+
+
+def _parts_of_class(cls: type[Any]) -> Iterator[tuple[str, Any]]:
+    """The data of a class of the user's, and of its bases."""
+    module = sys.modules.get(cls.__module__)
+    if module is not None and is_installed_namespace(vars(module)):
+        return
+    yield from ((f"its base {base.__name__}", base) for base in cls.__bases__)
+    for name, child in vars(cls).items():
+        if name[:2] != "__" and name != "_abc_impl" and not hasattr(child, "__get__"):
+            yield name, child
+
+
+def _computed(value: Any) -> set[str]:
+    """The attributes that are computed anew from others whenever they are needed."""
+    names = {
+        name
+        for cls in type(value).__mro__
+        for name, one in vars(cls).items()
+        if isinstance(one, functools.cached_property)
+    }
+    if hasattr(type(value), "_forward_pre_hooks"):  # a Module; weight_norm and spectral_norm
+        hooks = [getattr(hook, "hook", hook) for hook in value._forward_pre_hooks.values()]
+        names |= {hook.name for hook in hooks if getattr(hook, "computes_before_forward", False)}
+    return names
+
+
+def _parts_of_pickle(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds, as pickle sees it: slots, frames of pandas, iterators."""
+    try:
+        reduced = value.__reduce_ex__(4)
+    except Exception:
+        return
+    if not isinstance(reduced, tuple):
+        return
+    _, args, *rest = reduced
+    state = rest.pop(0) if rest else None
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+        yield from list(state[1].items())  # slots
+    else:
+        yield "", state
+    yield "", (args, *[list(one) for one in rest[:2] if one is not None])
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    if is_installed_namespace(function.__globals__):
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue
+    yield "its defaults", (function.__defaults__, function.__kwdefaults__)
+    yield from ((name, child) for name, child in vars(function).items())
+    yield from ((name, child) for name, child in function.__globals__.items() if name[:2] != "__")
+
+
+def _in_words(path: Path) -> str:
+    words = ""
+    for name in filter(None, path):
+        words += name if name.startswith(("[", "{")) or not words else f".{name}"
+    return words or "what it reaches"

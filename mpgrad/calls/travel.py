@@ -1,0 +1,437 @@
+"""How a function and its arguments travel: by value, with everything that they reach.
+
+Functions and classes of the user's own modules are sent with their code (cloudpickle); installed
+packages are imported on the other side. Every tensor becomes an input, once, at any depth. Of a
+module that is not installed, only the names travel that code in the same pickle mentions.
+
+A pickle has several sections: the value, then what the modules and the context variables in it
+hold, as often as new ones appear there. Later pickles may refer to objects of the first one, by
+their numbers in its memo.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import io
+import logging
+import os
+import pickle
+import sys
+import types
+import typing
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpgrad.autograd.running import engine_slot
+from mpgrad.calls import classes, context_variables
+from mpgrad.calls.array_library import ArrayLibrary
+from mpgrad.shipping.process_state import is_installed_namespace
+from mpgrad.wire.code_pickles import CodePickler, by_value
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+#: By module, the globals that an engine's initializer assigns: each process has its own values.
+#: In a client these are the module's, and only the names count here.
+OF_PROCESS: dict[str, dict[str, Any]] = {}
+#: The place of the values of context variables in a section.
+_OF_CONTEXT = -1
+
+
+class Sender:
+    """Makes the pickles of one space of identities: what all calls share, then call by call.
+
+    Args:
+        library: of the tensors.
+        changes: names of attributes that calls may change; arrays there arrive as copies.
+
+    Attributes:
+        tensors: those of the shared pickle and of the current call; a tensor's number is its
+            position.
+        buffers: the Modules' buffers among them, by ``id``.
+    """
+
+    def __init__(self, library: ArrayLibrary, changes: frozenset[str] = frozenset()) -> None:
+        self.library = library
+        self.changes = changes
+        #: Arrays that calls may change, by ``id``.
+        self.changing: dict[int, Array] = {}
+        self.tensors: list[Any] = []
+        #: The tensors that are attributes of classes.
+        self.held: list[classes.Held] = []
+        self.buffers: set[int] = set()
+        self._numbers: dict[int, int] = {}
+        self._stream = io.BytesIO()
+        self._out_of_band: list[Array] = []
+        self._pickler = _Pickler(self._stream, self)
+        self._shared_count = 0
+
+    def begin_call(self) -> None:
+        """What follows belongs to another call."""
+        while len(self.tensors) > self._shared_count:
+            del self._numbers[id(self.tensors.pop())]
+
+    def number_of(self, tensor: Any) -> int:
+        """The number of an input.
+
+        Raises:
+            TypeError: it cannot travel.
+        """
+        number = self._numbers.get(id(tensor))
+        if number is None:
+            self.library.require_fit(tensor)
+            number = self._numbers[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
+        return number
+
+    def dump_shared(self, value: Any) -> tuple[bytes, tuple[Array, ...]]:
+        """The pickle of what all later ones may refer to, and the arrays beside it.
+
+        Raises:
+            Exception: what the pickling of an object raises.
+        """
+        found = self._dump(value)
+        self._shared_count = len(self.tensors)
+        self._pickler.share_memo()
+        return found
+
+    def dump(self, value: Any) -> tuple[bytes, tuple[Array, ...]]:
+        """A pickle that refers to the shared one alone.
+
+        Raises:
+            Exception: what the pickling of an object raises.
+        """
+        self._pickler.clear_memo()
+        return self._dump(value)
+
+    def _dump(self, value: Any) -> tuple[bytes, tuple[Array, ...]]:
+        self._stream.seek(0)
+        self._stream.truncate()
+        self._out_of_band.clear()
+        with users_modules_by_value():
+            self._pickler.dump(value)
+            while section := self._pickler.to_send():
+                self._pickler.dump(section)
+            self._pickler.dump(None)
+        return self._stream.getvalue(), tuple(self._out_of_band)
+
+    def keep_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """Take the bytes of an array out of the pickle; True leaves them in."""
+        try:
+            raw = buffer.raw()
+        except BufferError:
+            return True
+        if self.changing and id(memoryview(buffer).obj) in self.changing:
+            return True
+        array = np.frombuffer(raw, np.uint8)
+        array.flags.writeable = False  # what is changed in it would be lost, or change the caller's
+        self._out_of_band.append(array)
+        return False
+
+
+class ByValue(CodePickler):
+    """Adds to cloudpickle what users' programs hold and it cannot pickle, or only by name."""
+
+    library: ArrayLibrary
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type):
+            return classes.by_value(obj, super().reducer_override(obj))
+        if isinstance(obj, types.FunctionType):
+            return super().reducer_override(obj)
+        if type(obj) is types.ModuleType and (place := _place_in_package(obj)) is not None:
+            return getattr, place
+        if isinstance(obj, types.MethodType) and isinstance(obj.__self__, type):
+            return getattr, (obj.__self__, obj.__name__)  # a classmethod of a class by value
+        if isinstance(obj, functools._lru_cache_wrapper):
+            module = sys.modules.get(obj.__module__)
+            if module is None or not is_installed_namespace(vars(module)):
+                limits = obj.cache_parameters()
+                return _cached, (obj.__wrapped__, limits["maxsize"], limits["typed"])
+        if isinstance(obj, contextvars.ContextVar):
+            return context_variables.reduced(obj)
+        if obj is os.environ or obj is os.environb:
+            return getattr, (os, "environ" if obj is os.environ else "environb")
+        if isinstance(obj, functools.cached_property):
+            return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
+        if isinstance(obj, weakref.WeakKeyDictionary | weakref.WeakValueDictionary):
+            return type(obj), (), None, None, iter(list(obj.items()))
+        is_in_memory = isinstance(obj, io.StringIO | io.BytesIO)
+        if isinstance(obj, io.IOBase) and not is_in_memory and obj not in _streams():
+            raise TypeError(f"cannot pickle an open file ({getattr(obj, 'name', 'no name')!r})")
+        if isinstance(obj, logging.Logger):
+            return _logger, (obj.name, obj.getEffectiveLevel())
+        if "ctypes" in sys.modules and isinstance(obj, sys.modules["ctypes"].CDLL):
+            raise TypeError(f"cannot pickle a loaded library ({obj._name!r})")
+        if isinstance(obj, typing.NewType):
+            return typing.NewType, (obj.__name__, obj.__supertype__), {"__module__": obj.__module__}
+        if isinstance(obj, typing.ParamSpec):
+            return typing.ParamSpec, (obj.__name__,)
+        if isinstance(type(obj).__reduce__, types.FunctionType):
+            name = obj.__reduce__()  # a text is the name of a global: a sentinel
+            if isinstance(name, str) and not is_installed_namespace(_namespace_of(obj)):
+                return _global, (type(obj).__module__, name, type(obj)), vars(obj) or None
+        if callable(found := getattr(type(obj), "_reduce_by_value", None)):
+            return found(obj)  # a class of ours that differs here from pickle.dumps()
+        reduced = self.library.reduced(obj)
+        return super().reducer_override(obj) if reduced is NotImplemented else reduced
+
+
+def _namespace_of(obj: Any) -> dict[str, Any]:
+    module = sys.modules.get(type(obj).__module__)
+    return {} if module is None else vars(module)
+
+
+def _global(module: str, name: str, cls: type[Any]) -> Any:
+    """The global of that name; where the module is not loaded, another object of its class."""
+    found = getattr(sys.modules.get(module), name, None)
+    return found if type(found) is cls else object.__new__(cls)
+
+
+def _logger(name: str, level: int) -> logging.Logger:
+    """The logger; in a worker with the level that it has in the client."""
+    logger = logging.getLogger(name)
+    if engine_slot.is_worker:
+        logger.setLevel(level)
+    return logger
+
+
+def _streams() -> tuple[Any, ...]:
+    return sys.stdin, sys.stdout, sys.stderr
+
+
+def _cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+class _Pickler(ByValue):
+    def __init__(self, stream: io.BytesIO, sender: Sender) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=sender.keep_buffer)
+        self._sender, self.library = sender, sender.library
+        self._names: set[str] = set()
+        self._modules: dict[int, types.ModuleType] = {}
+        #: For each module, the names in it that have been sent.
+        self._sent: dict[int, set[str]] = {}
+        #: The context variables that were met, and whose values have been sent.
+        self._variables: list[contextvars.ContextVar[Any]] = []
+        self._values_sent = 0
+        #: The objects of the shared pickle by ``id``: their numbers, and themselves.
+        self._shared: dict[int, tuple[int, Any]] = {}
+
+    def share_memo(self) -> None:
+        """Let later pickles refer to what has been pickled so far."""
+        self._shared = self.memo.copy()
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, self.library.tensor_class):
+            return self._sender.number_of(obj)
+        shared = self._shared.get(id(obj))
+        if shared is not None:
+            return (shared[0],)
+        if (
+            type(obj) is types.ModuleType
+            and not _is_imported(obj)
+            and _place_in_package(obj) is None
+        ):
+            if id(obj) not in self._modules:
+                self._modules[id(obj)] = obj
+                self._sent[id(obj)] = set()
+            return [*self._modules].index(id(obj)), obj.__name__
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.FunctionType):
+            _add_names(obj.__code__, self._names)
+            if (home := obj.__globals__.get("__name__")) in OF_PROCESS:
+                return _without_globals_of_process(super().reducer_override(obj), home)
+        elif isinstance(obj, type):
+            self._sender.held += classes.tensors_in(obj, self.library.tensor_class)
+        elif self._sender.changes:
+            for name in self._sender.changes:
+                if isinstance(array := _attribute(obj, name), np.ndarray):
+                    self._sender.changing[id(array)] = array
+        if type(obj) is contextvars.ContextVar:
+            self._variables.append(obj)
+        if type(found := _attribute(obj, "_buffers")) is dict:
+            self._sender.buffers.update(map(id, found.values()))
+        return super().reducer_override(obj)
+
+    def to_send(self) -> dict[int, Any]:
+        """For each module, the values of its names that code mentions and that were not sent; the
+        values of the context variables that were not sent."""
+        found: dict[int, Any] = {}
+        here = contextvars.copy_context()
+        fresh_ones = self._variables[self._values_sent :]
+        self._values_sent = len(self._variables)
+        if values := [(one, here[one]) for one in fresh_ones if one in here]:
+            found[_OF_CONTEXT] = values
+        for number, (key, module) in enumerate(self._modules.items()):
+            sent = self._sent[key]
+            fresh = [name for name in vars(module) if name in self._names and name not in sent]
+            if fresh:
+                sent.update(fresh)
+                found[number] = {name: vars(module)[name] for name in fresh}
+        return found
+
+
+def _without_globals_of_process(reduced: Any, home: str) -> Any:
+    """What cloudpickle makes of a function of ``home``, without what each process has."""
+    if not (isinstance(reduced, tuple) and len(reduced) == 6):
+        return reduced
+    attributes, slots = reduced[2]
+    names = OF_PROCESS[home]
+    own = {name: value for name, value in slots["__globals__"].items() if name not in names}
+    state = reduced[5], (attributes, {**slots, "__globals__": own}), home
+    return (*reduced[:2], state, None, None, _with_globals_of_process)
+
+
+def _with_globals_of_process(function: Any, state: Any) -> None:
+    set_state, rest, home = state
+    set_state(function, rest)
+    module = sys.modules.get(home)
+    for name, value in OF_PROCESS.get(home, {}).items():
+        if not engine_slot.is_worker and module is not None:
+            value = vars(module).get(name)
+        function.__globals__[name] = value
+
+
+def _attribute(obj: Any, name: str) -> Any:
+    """An attribute of the object itself; no code of its class runs."""
+    found = getattr(obj, "__dict__", None)
+    return found.get(name) if type(found) is dict else None
+
+
+def _is_made_by_hand(module: types.ModuleType) -> bool:
+    """Whether a program has made a module out of nothing; C code of packages does that, too."""
+    if module.__spec__ is not None or hasattr(module, "__path__"):
+        return False
+    package = sys.modules.get(module.__name__.partition(".")[0], module)
+    return not is_installed_namespace(vars(package))
+
+
+def travels(value: Any, library: ArrayLibrary) -> bool:
+    """Whether ``value`` can be pickled."""
+    try:
+        Sender(library).dump_shared(value)
+    except Exception:
+        return False
+    return True
+
+
+def _add_names(code: types.CodeType, names: set[str]) -> None:
+    names.update(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            _add_names(constant, names)
+        elif isinstance(constant, str):
+            names.add(constant)  # getattr(module, "name")
+
+
+def _is_imported(module: types.ModuleType) -> bool:
+    return is_installed_namespace(vars(module)) and sys.modules.get(module.__name__) is module
+
+
+def _place_in_package(module: types.ModuleType) -> tuple[types.ModuleType, str] | None:
+    """The module of an installed package and its attribute that is ``module``, where nothing has
+    imported it by its name: C code makes such (``torch._C._functions``)."""
+    if sys.modules.get(module.__name__) is module:
+        return None
+    home, _, name = module.__name__.rpartition(".")
+    parent = sys.modules.get(home)
+    if parent is None or not _is_imported(parent) or vars(parent).get(name) is not module:
+        return None
+    return parent, name
+
+
+class _UsersModules:
+    """The user's modules that are loaded; they change when something is imported."""
+
+    count = -1
+    found: tuple[types.ModuleType, ...] = ()
+
+
+def _users_modules() -> tuple[types.ModuleType, ...]:
+    if len(sys.modules) != _UsersModules.count:
+        modules = list(sys.modules.items())
+        _UsersModules.found = tuple(
+            [
+                module
+                for name, module in modules
+                if type(module) is types.ModuleType
+                and name != "__main__"
+                and module.__name__ == name
+                and (isinstance(getattr(module, "__file__", None), str) or _is_made_by_hand(module))
+                and not is_installed_namespace(vars(module))
+            ]
+        )
+        _UsersModules.count = len(modules)
+    return _UsersModules.found
+
+
+def users_modules_by_value() -> AbstractContextManager[None]:
+    """Send what the user's modules define by value, for the time of a dump."""
+    return by_value(_users_modules())
+
+
+# ---------------------------------------------------------------------- the other side
+
+
+class Receiver:
+    """Reads the pickles of one Sender.
+
+    Args:
+        inputs: the tensors by number.
+    """
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self._inputs = inputs
+        self._modules: dict[int, types.ModuleType] = {}
+        #: The objects of the shared pickle by their numbers.
+        self._shared: dict[int, Any] = {}
+        self._context: list[tuple[contextvars.ContextVar[Any], Any]] = []
+
+    def set_context(self) -> None:
+        """Give the context variables in what was loaded the values that they had."""
+        for variable, value in self._context:
+            variable.set(value)
+
+    def load_shared(self, data: Any, buffers: Sequence[Any]) -> Any:
+        """What ``dump_shared`` has packed."""
+        value, self._shared = self._load(data, buffers)
+        return value
+
+    def load(self, data: Any, buffers: Sequence[Any]) -> Any:
+        """What ``dump`` has packed."""
+        return self._load(data, buffers)[0]
+
+    def _load(self, data: Any, buffers: Sequence[Any]) -> tuple[Any, dict[int, Any]]:
+        unpickler = ResolvingUnpickler(io.BytesIO(data), buffers=buffers)
+        unpickler.resolve = self._resolve
+        value = unpickler.load()
+        while (section := unpickler.load()) is not None:
+            self._context += section.pop(_OF_CONTEXT, ())
+            for number, names in section.items():
+                vars(self._modules[number]).update(names)
+        return value, unpickler.memo.copy()
+
+    def _resolve(self, found: Any) -> Any:
+        if isinstance(found, int):
+            return self._inputs[found]
+        if len(found) == 1:
+            return self._shared[found[0]]
+        number, name = found
+        module = self._modules.get(number)
+        if module is None:
+            module = self._modules[number] = types.ModuleType(name)
+        return module
+
+
+class ResolvingUnpickler(pickle.Unpickler):
+    resolve: Callable[[Any], Any]
+
+    def persistent_load(self, found: Any) -> Any:
+        return self.resolve(found)

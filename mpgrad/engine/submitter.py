@@ -1,0 +1,244 @@
+"""Submitter: submits calls for which nobody waits yet, and says how they have ended.
+
+One thread owns a session as long as any of these calls is under way. It is the only thread beside
+the callers' own that talks to the coordinator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mpgrad.base.thread_state import PerThread
+from mpgrad.engine.calls_in_workers import (
+    Answered,
+    Request,
+    messages_of,
+    no_client_task,
+    opened,
+    tasks_of,
+    times_of,
+    warn,
+)
+from mpgrad.engine.failure import error_of_calls
+from mpgrad.engine.graph_numbers import next_graph_number
+from mpgrad.engine.packed_arrays import PackedArrays
+from mpgrad.engine.session import Session
+from mpgrad.engine.session_pool import SessionPool
+from mpgrad.errors import CoordinatorLost, EngineClosed, MpgradError
+from mpgrad.scheduler.events import ANY_SLOT
+from mpgrad.scheduler.instructions import CompleteGraph
+from mpgrad.wire.surroundings import Around
+
+#: The calls under way for each worker; later ones wait here, where they can be cancelled.
+AHEAD = 4
+#: Seconds that the thread waits for another call before it ends.
+IDLE_S = 10.0
+
+
+class _Serving(PerThread):
+    is_here = False
+
+
+_serving = _Serving()
+
+
+def is_serving_thread() -> bool:
+    """Whether the calling thread is the one that serves calls: it must wait for none of them."""
+    return _serving.is_here
+
+
+@dataclass(eq=False)
+class Submission:
+    """A call, and who wants to know how it ends.
+
+    Attributes:
+        request: the call.
+        around, keep: see ``run_calls``.
+        depth: see ``depth_of_calls``.
+        begin: is asked before the call is sent: False drops it.
+        end: gets what it has given, or the exception.
+    """
+
+    request: Request
+    around: Around
+    keep: PackedArrays
+    depth: int
+    begin: Callable[[], bool]
+    end: Callable[[Answered | BaseException], None]
+    recoveries: int = 0
+    is_begun: bool = False
+
+    def begins(self) -> bool:
+        """Whether somebody still wants the call, which begins now or has begun before."""
+        self.is_begun = self.is_begun or self.begin()
+        return self.is_begun
+
+    def fail(self, error: BaseException) -> None:
+        """End with ``error``, unless it was cancelled before it began."""
+        if self.begins():
+            self.end(error)
+
+
+class Submitter:
+    """The calls of one engine for which nobody waits yet. Thread-safe.
+
+    Args:
+        sessions: of the engine.
+        may_run_again: whether a call may run again after its coordinator died, after so many
+            times.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionPool,
+        may_run_again: Callable[[CoordinatorLost, int], bool],
+    ) -> None:
+        self._sessions, self._may_run_again = sessions, may_run_again
+        self._condition = threading.Condition()
+        self._queue: deque[Submission] = deque()
+        self._running: dict[int, Submission] = {}
+        self._thread: threading.Thread | None = None
+        self._wake_fd = -1
+
+    def submit(self, submission: Submission) -> None:
+        """Let a call run as soon as there is room."""
+        with self._condition:
+            self._queue.append(submission)
+            if self._thread is None:
+                self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                self._thread = threading.Thread(
+                    target=self._serve, name="mpgrad-submitter", daemon=True
+                )
+                self._thread.start()
+            else:
+                os.eventfd_write(self._wake_fd, 1)
+                self._condition.notify()
+
+    def close(self) -> None:
+        """End the calls that nobody will answer any more: the engine has been closed."""
+        error = EngineClosed("the engine was closed before the call had ended")
+        with self._condition:
+            waiting = [*self._queue]
+            self._queue.clear()
+        for submission in waiting:
+            submission.fail(error)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            with self._condition:
+                self._condition.notify()
+            thread.join(timeout=IDLE_S)
+
+    def abandon(self) -> list[Submission]:
+        """In a forked child, which has neither the thread nor the processes: what was under way."""
+        return [*self._running.values(), *self._queue]
+
+    # ------------------------------------------------------------------ the thread
+
+    def _serve(self) -> None:
+        _serving.is_here = True
+        while self._has_work():
+            try:
+                with self._sessions.session() as session:
+                    session.watch(self._wake_fd)
+                    try:
+                        self._serve_session(session)
+                    finally:
+                        session.unwatch(self._wake_fd)
+            except CoordinatorLost as lost:
+                self._recover(lost)
+            except BaseException as error:
+                self._fail_all(error)
+
+    def _has_work(self) -> bool:
+        """Wait for a call; False ends the thread."""
+        with self._condition:
+            while not self._queue:
+                if self._sessions.is_closed or not self._condition.wait(IDLE_S):
+                    self._thread = None
+                    os.close(self._wake_fd)
+                    return False
+            return True
+
+    def _serve_session(self, session: Session) -> None:
+        while True:
+            self._submit_waiting(session)
+            if not self._running:
+                return
+            session.step()
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake_fd)
+            for number in [*self._running]:
+                self._look_at(number, session)
+
+    def _submit_waiting(self, session: Session) -> None:
+        while len(self._running) < AHEAD * session.workers:
+            with self._condition:
+                if not self._queue:
+                    return
+                submission = self._queue.popleft()
+            if submission.begins():
+                self._send(session, submission)
+
+    def _send(self, session: Session, submission: Submission) -> None:
+        number = next_graph_number()
+        self._running[number] = submission  # whatever happens now is told to it
+        submission.keep.engine_arena = self._sessions.coordinator.arena
+        chunks: Sequence[Sequence[Request]] = [[submission.request]]
+        try:
+            tasks = iter(
+                [*tasks_of(chunks, submission.around, submission.keep, self._sessions.initializer)]
+            )
+        except Exception as error:
+            del self._running[number]
+            submission.end(error)
+            return
+        messages = messages_of(tasks, 1, 1, session.peer, number, session.workers, submission.depth)
+        session.submit(messages, no_client_task)
+
+    def _look_at(self, number: int, session: Session) -> None:
+        outcome = session.take_outcome(number)
+        if outcome is None:
+            return
+        submission = self._running.pop(number)
+        kept, request = session.kept_of(number), submission.request
+        if isinstance(outcome, CompleteGraph):
+            warn(kept, lambda _: 0)
+            took_us = times_of(outcome, [[request]], session)
+            (found,) = opened(outcome.captures, took_us, self._sessions, session)
+            if not found.lacks_room:
+                submission.end(found)
+                return
+            try:
+                submission.request = request.with_room(found.answer.nbytes)
+            except MpgradError as error:
+                submission.end(error)
+            else:
+                self._send(session, submission)
+        else:
+            self._sessions.ended_branches.extend([(ANY_SLOT, at) for at in request.recorded])
+            submission.end(error_of_calls(outcome, [request.call.name]))
+
+    def _recover(self, lost: CoordinatorLost) -> None:
+        running, self._running = [*self._running.values()], {}
+        again = []
+        for submission in running:
+            if self._may_run_again(lost, submission.recoveries):
+                submission.recoveries += 1
+                again.append(submission)
+            else:
+                submission.end(lost)
+        with self._condition:
+            self._queue.extendleft(reversed(again))
+
+    def _fail_all(self, error: BaseException) -> None:
+        with self._condition:
+            failed = [*self._running.values(), *self._queue]
+            self._running = {}
+            self._queue.clear()
+        for submission in failed:
+            submission.fail(error)

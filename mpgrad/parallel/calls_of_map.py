@@ -1,0 +1,433 @@
+"""CallsOfMap: the calls of one map or fork, and the results of their answers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from mpgrad.autograd.profiling.ranges import FUNCTION, WAITING, span
+from mpgrad.backends.array_program import TRACING
+from mpgrad.calls.array_library import ArrayLibrary, draw_seed
+from mpgrad.calls.branch import has_history, record
+from mpgrad.calls.branches import BRANCHES
+from mpgrad.calls.call import BranchCall, InputKind, Item, Ran
+from mpgrad.calls.context_variables import of_packages
+from mpgrad.calls.fork_function import IN_CLIENT, Ended, Lifetime, new_number
+from mpgrad.calls.item_generators import Drawn, go_on
+from mpgrad.calls.results import load_result
+from mpgrad.calls.travel import Sender, travels
+from mpgrad.calls.unpicklable import why_it_does_not_travel
+from mpgrad.engine.calls_in_workers import Answered, Request
+from mpgrad.engine.engine import current_engine
+from mpgrad.engine.packed_arrays import PackedArrays
+from mpgrad.parallel import placing
+from mpgrad.shm.arena import client_arena
+from mpgrad.tensors import storage
+from mpgrad.wire.surroundings import look_around
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+def name_of(fn: Any) -> str:
+    """The name of a callable, for errors."""
+    found = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+    return str(found)
+
+
+class _Ran(NamedTuple):
+    """What one BranchCall has given, wherever it ran."""
+
+    result: bytes
+    buffers: list[Array]
+    #: Tensors without history.
+    outputs: list[Any]
+    requires_grad: list[bool]
+    changed: list[tuple[int, Any]]
+    saved: tuple[int, ...]
+    digest: int
+    #: Of its branch, if there is one.
+    lifetime: Lifetime | None
+
+
+class CallsOfMap:
+    """The Calls of one map or fork, and the results of their answers.
+
+    Args:
+        library: of the tensors.
+        fn, items, positional, keywords: what is called, and with what.
+        pieces: the items of each chunk.
+        is_sum: whether the results of a chunk are added.
+        changes: see ``parallel_map``.
+        are_buffers_of_first: whether Modules' buffers keep what the first call has left in them.
+
+    Attributes:
+        name, key: of the function, for errors and for what is learned of it.
+        around: what is around the caller.
+        keep: the arrays that workers read, as long as any branch may be made again.
+        is_on_gpu: whether an input lies on a GPU, where workers of the CPU cannot read it.
+    """
+
+    def __init__(
+        self,
+        library: ArrayLibrary,
+        fn: Callable[..., Any],
+        items: list[tuple[Any, ...]],
+        positional: tuple[Any, ...],
+        keywords: dict[str, Any],
+        pieces: list[range],
+        *,
+        is_sum: bool,
+        changes: frozenset[str] = frozenset(),
+        are_buffers_of_first: bool = False,
+    ) -> None:
+        if TRACING.entered and (program := TRACING.program()) is not None:
+            program.give_up(
+                "the calls of parallel_map() and fork() may run in workers; a loop in their place "
+                "would be compiled"
+            )
+        # An engine's initializer decides which globals travel, so it must be known first.
+        current_engine().execution_for_calls()
+        self._watched = changes if placing.RUNS.is_watched(fn) else None
+        self._are_buffers_of_first = are_buffers_of_first
+        self._fn, self._library = fn, library
+        self.name = name_of(fn)
+        self.key = f"{getattr(fn, '__module__', '')}.{self.name}"
+        self._items, self._pieces, self._is_sum = items, pieces, is_sum
+        self._sender, self._seed = Sender(library, changes), draw_seed(library)
+        self._modes, self.around = library.modes(), look_around()
+        self._travels = functools.partial(travels, library=library)
+        #: The arrays of the inputs by ``id``; the inputs live as long.
+        self._array_of: dict[int, Array] = {}
+        #: Copies of these, see ``_own``.
+        self._copies: dict[int, Array] = {}
+        #: The items that have drawn from generators, by the ``id`` of these.
+        self._drawn_by: dict[int, int] = {}
+        try:
+            context = [*of_packages(self._travels)]
+            code, self._buffers = self._sender.dump_shared((fn, positional, keywords, context))
+        except Exception as error:
+            roots = {self.name: fn, "shared": positional or keywords}
+            raise why_it_does_not_travel(error, roots, self._travels) from error
+        self._code = client_arena().empty((len(code),), np.uint8)
+        self._code[:] = np.frombuffer(code, np.uint8)
+        self.keep = PackedArrays()
+        self._inputs: list[list[Any]] = []
+        self._calls: list[BranchCall] = []
+        self._arrays: list[list[Array]] = []
+        self.is_on_gpu = False
+        for piece in pieces:
+            self._pack(piece)
+
+    def _pack(self, piece: range) -> None:
+        """Make the Calls of one chunk: one of all its items for a sum, else one for each."""
+        for numbers in [piece] if self._is_sum else [range(at, at + 1) for at in piece]:
+            self._sender.begin_call()
+            packed = []
+            for at in numbers:
+                try:
+                    data, buffers = self._sender.dump(self._items[at])
+                except Exception as error:
+                    args = self._items[at]
+                    roots = {f"(argument {k} of item {at})": one for k, one in enumerate(args)}
+                    raise why_it_does_not_travel(error, roots, self._travels) from error
+                packed.append(Item(data, buffers, at))
+            inputs = list(self._sender.tensors)
+            kinds = tuple([self._kind(one, numbers[0]) for one in inputs])
+            self._inputs.append(inputs)
+            self._arrays.append([self._array(one) for one in inputs])
+            self.is_on_gpu |= any(map(self._library.is_on_gpu, inputs))
+            self._calls.append(
+                BranchCall(
+                    new_number(),
+                    self.name,
+                    self._code,
+                    self._buffers,
+                    tuple(packed),
+                    kinds,
+                    self._is_sum,
+                    self._seed,
+                    self._modes,
+                    self._library.module,
+                    self.around,
+                    self._watched if numbers[0] == 0 else None,
+                    self._held(),
+                )
+            )
+
+    def _held(self) -> tuple[tuple[type[Any], str, int], ...]:
+        held, number_of = self._sender.held, self._sender.number_of
+        return tuple([(cls, name, number_of(tensor)) for cls, name, tensor in held])
+
+    def _array(self, tensor: Any) -> Array:
+        array = self._array_of.get(id(tensor))
+        if array is None:
+            is_buffer = id(tensor) in self._sender.buffers
+            array = self._array_of[id(tensor)] = self._library.array(tensor, is_buffer)
+        return array
+
+    def _kind(self, tensor: Any, item: int) -> InputKind:
+        is_buffer = id(tensor) in self._sender.buffers
+        place = next((k for k, one in enumerate(self._items[item]) if one is tensor), None)
+        name = "" if place is None else f"argument {place}"
+        return self._library.kind(tensor, is_buffer, name)
+
+    # ------------------------------------------------------------------ running
+
+    def run(self) -> list[Any]:
+        """The results of all calls, in order."""
+        with span(f"parallel_map({self.name})", FUNCTION):
+            return self._run()
+
+    def _run(self) -> list[Any]:
+        mode = "local" if self.is_on_gpu else placing.mode()
+        if mode == "local":
+            return self.run_here()
+        if mode == "process":
+            ran = self._in_workers(0)
+        else:
+            ran = self._wherever_it_is_faster()
+        self._write_buffers(ran)
+        return [self._result(number, one) for number, one in enumerate(ran)]
+
+    def run_here(self) -> list[Any]:
+        """The results of all calls, which run in this process."""
+        count = len(self._calls)
+        ran = placing.run_here(self.key, count, self._here, until=lambda done: False)
+        self._write_buffers(ran)
+        return [self._result(number, one) for number, one in enumerate(ran)]
+
+    def _wherever_it_is_faster(self) -> list[_Ran]:
+        execution = current_engine().execution_for_calls()
+        workers, count = execution.workers, len(self._calls)
+
+        def are_workers_better(done: int) -> bool:
+            better = placing.is_worth_it(self.key, count - done, workers)
+            return bool(better) and execution.start_for_calls()
+
+        if placing.was_better_here(self.key, count):
+            return placing.run_here(self.key, count, self._here, until=lambda done: False)
+        if are_workers_better(0):
+            return self._in_workers(0)
+        ran = placing.run_here(self.key, count, self._here, until=are_workers_better)
+        return ran if len(ran) == count else ran + self._in_workers(len(ran))
+
+    def _here(self, number: int) -> _Ran:
+        """Run one call in this process, on copies as a worker has."""
+        call = self._calls[number]
+        library, arrays = self._library, list(map(self._own, self._arrays[number]))
+        inputs = [library.leaf(kind, one) for kind, one in zip(call.inputs, arrays, strict=True)]
+        execution = current_engine().execution_for_calls()
+        execution.initialize_here()
+        with execution.blas_limit(), span(self.name, FUNCTION):
+            branch = record(call._replace(around=None), inputs)
+        outputs = [library.copied(output) for output in branch.outputs]
+        for at in library.aliases(branch):
+            library.frozen(outputs[at])
+        buffers = [buffer.copy() for buffer in branch.buffers]
+        requires_grad = [has_history(output) for output in branch.outputs]
+        changed = [(at, library.copied(branch.inputs[at])) for at in branch.changed]
+        saved: tuple[int, ...] = ()
+        digest, lifetime = 0, None
+        if branch.is_recorded:
+            saved, digest = tuple(library.saved_to_tell(branch)), branch.digest()
+            BRANCHES.put(call.number, branch, call.seed)
+            lifetime = Lifetime(call.number, IN_CLIENT, None, self.keep)
+        return _Ran(
+            branch.result, buffers, outputs, requires_grad, changed, saved, digest, lifetime
+        )
+
+    def _own(self, array: Array) -> Array:
+        """``array``, or a copy for this process if it is the caller's own memory."""
+        if not self._library.is_live(array):
+            return array
+        if id(array) not in self._copies:
+            self._copies[id(array)] = array.copy()
+        return self._copies[id(array)]
+
+    def _in_workers(self, first: int) -> list[_Ran]:
+        """Run the calls from ``first`` on in workers."""
+        execution = current_engine().execution_for_calls()
+        self._ended = execution.sessions.ended_branches
+        requests = self.requests(first)
+        with span(f"wait for {self.name}", WAITING):
+            chunks, started = self._chunks(requests, first), perf_counter()
+            answered = execution.run_calls(chunks, self.around, self.keep)
+        took_us = (perf_counter() - started) * 1e6
+        placing.IN_WORKERS.note(self.key, len(requests), took_us)
+        placing.TIMES.observe(self.key, [one.took_us for one in answered])
+        ran, lacking = dict[int, _Ran](), dict[int, Request]()
+        for at, one in enumerate(answered):
+            placing.SIZES.note(self.key, one.answer.nbytes)
+            if one.lacks_room:
+                lacking[at] = requests[at].with_room(one.answer.nbytes)
+            else:
+                ran[at] = self._opened(first + at, one)
+        if lacking:
+            alone = [[one] for one in lacking.values()]
+            again = execution.run_calls(alone, self.around, self.keep)
+            for at, one in zip(lacking, again, strict=True):
+                if one.lacks_room:
+                    lacking[at].with_room(one.answer.nbytes)
+                ran[at] = self._opened(first + at, one)
+        return [ran[at] for at in range(len(requests))]
+
+    def requests(self, first: int) -> list[Request]:
+        """The calls from ``first`` on, for workers."""
+        return [
+            Request(call, arrays, placing.SIZES.expected(self.key, arrays))
+            for call, arrays in zip(self._calls[first:], self._arrays[first:], strict=True)
+        ]
+
+    def _chunks(self, requests: list[Request], first: int) -> list[list[Request]]:
+        if self._is_sum or len(self._calls) == len(self._pieces):
+            return [[request] for request in requests]
+        ends = [piece.stop - first for piece in self._pieces if piece.stop > first]
+        return [requests[max(a, 0) : b] for a, b in zip([0, *ends], ends, strict=False)]
+
+    def _opened(self, number: int, one: Answered) -> _Ran:
+        """What call ``number`` has given. Its branch goes with it, whatever is raised later."""
+        answer, data, _ = one
+
+        def array_of(told: Any) -> Array:
+            if data is None:
+                return np.ndarray(told.shape, told.dtype)
+            return np.ndarray(told.shape, told.dtype, data.data, told.offset, told.strides)
+
+        opened = self._library.opened
+        outputs = [opened(told, data) for told in answer.outputs]
+        for at in answer.aliases:
+            self._library.frozen(outputs[at])
+        requires_grad = [told.requires_grad for told in answer.outputs]
+        branch = self._calls[number].number
+        return _Ran(
+            answer.result,
+            [array_of(told) for told in answer.buffers],
+            outputs,
+            requires_grad,
+            [(at, opened(told, data)) for at, told in answer.changed],
+            answer.saved,
+            answer.digest,
+            Lifetime(branch, answer.slot, self._ended, self.keep) if any(requires_grad) else None,
+        )
+
+    # ------------------------------------------------------------------ a fork
+
+    def take_own_memory(self) -> None:
+        """Copy the memory of the call's inputs that somebody may write while it runs, without a
+        version that would tell: what arrays of the caller's hold, too."""
+        (call,), library = self._calls, self._library
+        (item,) = call.items
+        self._calls = [
+            call._replace(
+                code_buffers=tuple(map(storage.adopt, call.code_buffers)),
+                items=(item._replace(buffers=tuple(map(storage.adopt, item.buffers))),),
+            )
+        ]
+        self._arrays[0] = [
+            storage.adopt_in_layout(array, array) if library.is_held_elsewhere(one) else array
+            for one, array in zip(self._inputs[0], self._arrays[0], strict=True)
+        ]
+
+    def place(self) -> Any:
+        """The place of the Node that is made when the answer comes."""
+        return self._library.place(self._inputs[0], self._modes)
+
+    def versions(self) -> list[int]:
+        """The versions of the inputs, for ``result_of``."""
+        return list(map(self._library.version, self._inputs[0]))
+
+    def _require_unchanged(self, versions: list[int]) -> None:
+        """Check that nobody has changed the inputs of a call while it ran."""
+        for one, kind, version in zip(
+            self._inputs[0], self._calls[0].inputs, versions, strict=True
+        ):
+            if self._library.version(one) != version and not kind.is_buffer:
+                raise RuntimeError(
+                    f"{kind.name or 'a tensor'} of shape {list(one.shape)} was changed in place "
+                    f"while {self.name} ran with it in a worker: wait for the result first, or "
+                    "pass a .clone() of it"
+                )
+
+    def result_of(self, answered: Answered, ended: Ended, place: Any, versions: list[int]) -> Any:
+        """The result of the only call, whose Node gets a place that was taken before.
+
+        Raises:
+            RuntimeError: an input has another version than in ``versions``.
+        """
+        self._ended = ended
+        placing.TIMES.observe(self.key, [answered.took_us])
+        placing.SIZES.note(self.key, answered.answer.nbytes)
+        ran = self._opened(0, answered)
+        self._require_unchanged(versions)
+        self._write_buffers([ran])
+        return self._result(0, ran, place)
+
+    # ------------------------------------------------------------------ results
+
+    def _write_buffers(self, ran: list[_Ran]) -> None:
+        """Give Modules' buffers what the calls have left in them, in the order of the items."""
+        written: dict[int, int] = {}
+        for number, one in enumerate(ran):
+            for at, value in one.changed:
+                buffer = self._inputs[number][at]
+                before = written.setdefault(id(buffer), number)
+                if before != number and self._are_buffers_of_first:
+                    continue
+                if before != number:
+                    raise RuntimeError(
+                        f"items {self._first(before)} and {self._first(number)} of {self.name} "
+                        f"have both changed the same buffer, of shape {list(buffer.shape)}. In a "
+                        "loop each would start from what the one before has left, which calls "
+                        "side by side cannot. Call module.eval(), or give each item a Module of "
+                        "its own; mg.nn.DataParallel keeps the buffers of part 0"
+                    )
+                self._library.write(buffer, value)
+
+    def _first(self, number: int) -> int:
+        return self._calls[number].items[0].number
+
+    def _result(self, number: int, ran: _Ran, place: Any = None) -> Any:
+        inputs, outputs = self._inputs[number], ran.outputs
+        wanted = tuple([at for at, needs in enumerate(ran.requires_grad) if needs])
+        if wanted and ran.lifetime is not None:
+            call = self._calls[number]
+            told = Ran(
+                call,
+                ran.lifetime,
+                ran.digest,
+                wanted,
+                tuple([outputs[at] for at in wanted]),
+                len(outputs),
+                tuple([at for at in ran.saved if not call.inputs[at].is_buffer]),
+                tuple(self._arrays[number]),
+            )
+            attached = self._library.attach(told, inputs, place, self._fn)
+            for at, output in zip(wanted, attached, strict=True):
+                outputs[at] = output
+        found = load_result(
+            ran.result,
+            ran.buffers,
+            lambda at: outputs[at] if at >= 0 else inputs[-1 - at],
+            self._library,
+        )
+        if isinstance(found, Drawn):
+            self._let_go_on(found)
+            return found.result
+        return found
+
+    def _let_go_on(self, drawn: Drawn) -> None:
+        """Let the items' generators go on from where the calls have stopped."""
+        for item, at, state in drawn.states:
+            generator = self._items[item][at]
+            other = self._drawn_by.setdefault(id(generator), item)
+            if other != item:
+                raise RuntimeError(
+                    f"items {other} and {item} of {self.name} have both drawn from the same "
+                    "generator, each from a copy of it: the same numbers. Give each item one of "
+                    "its own (rng.spawn(n) of NumPy), or a seed"
+                )
+            go_on(generator, state)

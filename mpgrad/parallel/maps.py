@@ -1,0 +1,148 @@
+"""parallel_map(): a function over items, both passes on all cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from mpgrad.autograd.running import engine_slot
+from mpgrad.calls.array_library import ArrayLibrary
+from mpgrad.calls.branch import sum_of
+from mpgrad.calls.own_tensors import LIBRARY
+from mpgrad.parallel.calls_of_map import CallsOfMap, name_of
+
+#: The number of chunks of a map with more items than that.
+CHUNKS = 128
+
+
+def parallel_map(
+    fn: Callable[..., Any],
+    *iterables: Iterable[Any],
+    shared: Sequence[Any] | Mapping[str, Any] = (),
+    out: str = "list",
+    chunks: int | None = None,
+    changes: Sequence[str] = (),
+) -> Any:
+    """``[fn(*item, *shared) for item in zip(*iterables)]``, forward and backward in workers.
+
+    Each call is recorded in the worker that ran it, and differentiated there. The results have the
+    same bits for any number of workers, and in ``Engine("local")``.
+
+    ``fn`` may read what it likes: it travels by value with everything that it reaches, and so do
+    its arguments; every tensor in them gets its gradient. What it changes is lost, except for the
+    buffers of Modules: return what the caller needs.
+
+    Args:
+        fn: any callable: a function, a lambda, a Module.
+        iterables: the arguments, one from each for a call; they are read to their end first.
+        shared: further arguments of every call, which travel once: a model, parameters, data. A
+            mapping gives keywords.
+        out: "list" gives the results in order. "sum" adds them, from the first to the last: equal
+            trees of tensors and numbers.
+        chunks: in how many pieces the items are handed out; for a sum the bits depend on it.
+            Default: one for each item, at most 128.
+        changes: names of attributes that ``fn`` may change on what it reaches although that is
+            lost (a cache). What else it changes, beside its result and Modules' buffers, is
+            compared in the first calls, and in ever fewer later ones.
+
+    Returns:
+        The list of results, or their sum.
+
+    Raises:
+        ValueError: the iterables differ in length; a sum of no items; an unknown ``out``; or
+            ``chunks`` is not positive.
+        TypeError: something cannot be pickled (the error names it), or a sum of unequal results.
+        RuntimeError: ``fn`` has changed something that would be lost.
+        BaseException: what the first call that raises has raised, with a note that names its item.
+    """
+    return map_of(LIBRARY, fn, iterables, shared, out, chunks, changes)
+
+
+def map_of(
+    library: ArrayLibrary,
+    fn: Callable[..., Any],
+    iterables: Sequence[Iterable[Any]],
+    shared: Sequence[Any] | Mapping[str, Any],
+    out: str,
+    chunks: int | None,
+    changes: Sequence[str],
+) -> Any:
+    """``parallel_map`` for the tensors of ``library``."""
+    if out not in ("list", "sum"):
+        raise ValueError(f"out must be 'list' or 'sum', not {out!r}")
+    if chunks is not None and chunks < 1:
+        raise ValueError(f"chunks must be at least 1, not {chunks}")
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, not {type(fn).__name__}")
+    if not iterables:
+        raise TypeError("parallel_map() needs at least one iterable")
+    items = list(zip(*[list(one) for one in iterables], strict=True))
+    if not isinstance(shared, Sequence | Mapping) or isinstance(shared, str):
+        raise TypeError(
+            f"shared must be a sequence of arguments, or a mapping of keywords, not "
+            f"{type(shared).__name__}: write shared=(x,) for one"
+        )
+    positional: tuple[Any, ...] = () if isinstance(shared, Mapping) else tuple(shared)
+    keywords = dict(shared) if isinstance(shared, Mapping) else {}
+    is_sum = out == "sum"
+    if not items:
+        if is_sum:
+            raise ValueError("parallel_map(out='sum') of no items has no result")
+        return []
+    pieces = _pieces(len(items), chunks)
+    if engine_slot.is_inside_rule():
+        return _inline(library, fn, items, positional, keywords, pieces, is_sum)
+    made = CallsOfMap(
+        library, fn, items, positional, keywords, pieces, is_sum=is_sum, changes=frozenset(changes)
+    )
+    results = made.run()
+    if not is_sum:
+        return results
+    total = results[0]
+    for other in results[1:]:
+        total = sum_of(total, other, made.name, library)
+    return total
+
+
+def map_with_first_buffers(
+    fn: Callable[..., Any], items: list[tuple[Any, ...]], library: ArrayLibrary = LIBRARY
+) -> list[Any]:
+    """``parallel_map`` for parts of one batch: Modules' buffers keep what item 0 has left."""
+    pieces = _pieces(len(items), None)
+    if engine_slot.is_inside_rule():
+        return list(_inline(library, fn, items, (), {}, pieces, False))
+    return CallsOfMap(
+        library, fn, items, (), {}, pieces, is_sum=False, are_buffers_of_first=True
+    ).run()
+
+
+def _pieces(count: int, chunks: int | None) -> list[range]:
+    """The items of each chunk: pieces of equal length, but for one item."""
+    number = min(chunks or CHUNKS, count)
+    ends = [count * (k + 1) // number for k in range(number)]
+    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _inline(
+    library: ArrayLibrary,
+    fn: Callable[..., Any],
+    items: list[tuple[Any, ...]],
+    positional: tuple[Any, ...],
+    keywords: dict[str, Any],
+    pieces: list[range],
+    is_sum: bool,
+) -> Any:
+    """Inside a branch: the calls one after another, as a part of it."""
+    results = [fn(*item, *positional, **keywords) for item in items]
+    if not is_sum:
+        return results
+    name, sums = name_of(fn), []
+    for piece in pieces:
+        total = results[piece[0]]
+        for at in piece[1:]:
+            total = sum_of(total, results[at], name, library)
+        sums.append(total)
+    total = sums[0]
+    for other in sums[1:]:
+        total = sum_of(total, other, name, library)
+    return total

@@ -1,0 +1,105 @@
+"""What torch keeps around a call: modes that operations notice, as plain values, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from mpgrad.autograd.running import engine_slot
+
+#: Smaller than any normal number: times one it is zero if denormal numbers are flushed.
+_DENORMAL = 5e-324
+
+
+class Modes(NamedTuple):
+    """The modes of a thread; all but the first six belong to the process.
+
+    Attributes:
+        grad, inference: whether operations are recorded; inference mode.
+        anomaly, checks_nan: anomaly mode, and whether it searches for NaN.
+        autocast: the name of its dtype on the CPU; empty: it is off.
+        caches: whether autocast keeps casts of parameters.
+        default_dtype: its name.
+        matmul_precision: of float32.
+        deterministic: 0, 1 (it warns) or 2.
+        fills: whether memory is filled in deterministic mode.
+        flushes: whether denormal numbers are zeros.
+        onednn: whether it is used.
+    """
+
+    grad: bool
+    inference: bool
+    anomaly: bool
+    checks_nan: bool
+    autocast: str
+    caches: bool
+    default_dtype: str
+    matmul_precision: str
+    deterministic: int
+    fills: bool
+    flushes: bool
+    onednn: bool
+
+
+def current_modes() -> Modes:
+    """Those of this thread."""
+    autocast = torch.is_autocast_enabled("cpu")
+    return Modes(
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_anomaly_enabled(),
+        torch.is_anomaly_check_nan_enabled(),
+        _name(torch.get_autocast_dtype("cpu")) if autocast else "",
+        torch.is_autocast_cache_enabled(),
+        _name(torch.get_default_dtype()),
+        torch.get_float32_matmul_precision(),
+        torch.get_deterministic_debug_mode(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+        _DENORMAL * len("1") == 0.0,
+        torch.backends.mkldnn.enabled,
+    )
+
+
+@contextmanager
+def entered(modes: Modes) -> Iterator[None]:
+    """Have these modes, one thread, and random numbers that nobody else sees."""
+    before = current_modes()
+    with ExitStack() as stack:
+        if not engine_slot.is_worker:
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            stack.callback(torch.set_num_threads, threads)
+            stack.callback(torch.default_generator.set_state, torch.default_generator.get_state())
+        if before[6:] != modes[6:]:
+            stack.callback(_set, before)
+            _set(modes)
+        if before.inference or modes.inference:
+            stack.enter_context(torch.inference_mode(modes.inference))
+        stack.enter_context(torch.set_grad_enabled(modes.grad))
+        if before.anomaly or modes.anomaly:
+            stack.enter_context(torch.autograd.set_detect_anomaly(modes.anomaly, modes.checks_nan))
+        if before.autocast or modes.autocast:
+            dtype = _dtype(modes.autocast) if modes.autocast else None
+            enabled = bool(modes.autocast)
+            stack.enter_context(torch.autocast("cpu", dtype, enabled, modes.caches))
+        yield
+
+
+def _set(modes: Modes) -> None:
+    torch.set_default_dtype(_dtype(modes.default_dtype))
+    torch.set_float32_matmul_precision(modes.matmul_precision)
+    torch.set_deterministic_debug_mode(modes.deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = modes.fills
+    torch.set_flush_denormal(modes.flushes)
+    torch.backends.mkldnn.set_flags(modes.onednn)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> Any:
+    return getattr(torch, name)

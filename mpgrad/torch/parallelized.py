@@ -1,0 +1,238 @@
+"""parallelize(): the backward of custom Functions of an unchanged program in workers.
+
+Forward stays in the calling process. The Node of such a call becomes the two Nodes of a branch (see
+``branch_nodes``): in backward the first one hands the ctx to a worker, the second one waits.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from mpgrad.autograd.running import engine_slot
+from mpgrad.engine.submitter import is_serving_thread
+from mpgrad.errors import PerformanceWarning
+from mpgrad.parallel import placing
+from mpgrad.parallel.forks import fork_of
+from mpgrad.torch.branch_nodes import HAS_NUMBERS, BeginBranch, ForkedBranch
+from mpgrad.torch.tensors import LIBRARY
+
+#: What a forward or ``setup_context`` may not call: its backward then needs torch's own Node.
+_OF_OWN_NODE = frozenset({"mark_dirty", "set_materialize_grads"})
+_interpreters = getattr(torch._C._functorch, "peek_interpreter_stack", None)
+
+
+def parallelize(*classes: type[Any]) -> None:
+    """Let workers run the backward of these custom Functions, wherever the program applies them.
+
+    Forward runs as before. ``loss.backward()`` hands each ctx (``saved_tensors``, attributes) to a
+    worker, side by side with others. Calls inside of ``torch.func`` and ``torch.compile``, and
+    Functions that call ``mark_dirty`` or ``set_materialize_grads``, run as before, and so does a
+    backward with ``create_graph=True``. So does one whose ctx cannot travel; a PerformanceWarning
+    says why, once for each class.
+
+    Raises:
+        TypeError: one of them is no ``torch.autograd.Function``.
+        RuntimeError: this PyTorch does not let Nodes change their place (see ``doctor``).
+    """
+    for cls in classes:
+        if not (isinstance(cls, type) and issubclass(cls, torch.autograd.Function)):
+            raise TypeError(f"parallelize() takes subclasses of torch.autograd.Function, not {cls}")
+    if not HAS_NUMBERS:
+        raise RuntimeError(
+            f"parallelize() needs another version of PyTorch than {torch.__version__}: its Nodes "
+            "have no _set_sequence_nr"
+        )
+    for cls in classes:
+        is_taken = isinstance(vars(cls).get("apply"), _Apply)
+        if not is_taken and not _OF_OWN_NODE & _names_called(cls):
+            cls.apply = _Apply(vars(cls).get("apply"))  # type: ignore[attr-defined]
+
+
+class _Apply(classmethod):  # type: ignore[type-arg]
+    """``apply`` of a class that ``parallelize`` has taken.
+
+    Args:
+        own: the ``apply`` that the class had defined itself, if it had.
+    """
+
+    def __init__(self, own: Any) -> None:
+        super().__init__(functools.partial(_apply_of_class, own))
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return types.MethodType(self.__func__, owner)
+
+    def __reduce__(self) -> Any:
+        return _Apply, self.__func__.args  # type: ignore[attr-defined]
+
+
+def _apply_of_class(own: Any, cls: type[Any], *args: Any) -> Any:
+    before = own or next(
+        found
+        for one in cls.__mro__
+        if (found := vars(one).get("apply")) is not None and not isinstance(found, _Apply)
+    )
+    original = before.__get__(None, cls)
+    if _is_as_before(args):
+        return original(*args)
+    return _ParallelizedCall(original, cls, args).results()
+
+
+def _is_as_before(args: Sequence[Any]) -> bool:
+    """Whether torch's own Node is right: nobody differentiates, or others transform the call."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return True
+    if _interpreters is not None and _interpreters() is not None:
+        return True
+    tensors = [one for one in args if isinstance(one, torch.Tensor)]
+    if not any(one.requires_grad for one in tensors):
+        return True
+    return engine_slot.is_inside_rule() or placing.mode() == "local"
+
+
+def _names_called(cls: type[Any]) -> set[str]:
+    return {
+        name
+        for method in (cls.forward, cls.setup_context)
+        if (code := getattr(method, "__code__", None)) is not None
+        for name in code.co_names
+    }
+
+
+class _ParallelizedCall(ForkedBranch):
+    """One call of a Function, whose Node is kept apart from the program's graph."""
+
+    def __init__(self, original: Callable[..., Any], cls: type[Any], args: tuple[Any, ...]) -> None:
+        self._places = [at for at, one in enumerate(args) if isinstance(one, torch.Tensor)]
+        super().__init__([args[at] for at in self._places], LIBRARY.version)
+        self._original, self._cls, self._args = original, cls, args
+        self.take_place()
+        found = original(*map(_apart, args))
+        self._is_single = not isinstance(found, tuple)
+        self._found: tuple[Any, ...] = (found,) if self._is_single else found
+        self._forms = [
+            (one.shape, one.dtype) if isinstance(one, torch.Tensor) else None for one in self._found
+        ]
+        self._wanted = [
+            at
+            for at, one in enumerate(self._found)
+            if isinstance(one, torch.Tensor) and one.requires_grad
+        ]
+        self._node = self._found[self._wanted[0]].grad_fn if self._wanted else None
+
+    def results(self) -> Any:
+        """What the call gives, with a history."""
+        found, self._found = list(self._found), ()
+        if self._wanted:
+            token, self._token = self._token, torch.empty(0)
+            own = tuple([found[at].detach() for at in self._wanted])
+            attached = BeginBranch.apply(self, token, own)
+            attached[0].grad_fn._set_sequence_nr(self._number)
+            for at, one in zip(self._wanted, attached, strict=True):
+                found[at] = one
+        return found[0] if self._is_single else tuple(found)
+
+    # ------------------------------------------------------------------ backward
+
+    def end(self) -> list[torch.Tensor | None]:
+        found = super().end()
+        if not self.inputs:  # the graph is not kept
+            self._node, self._args = None, ()
+        return found
+
+    def _gradients(self, grads: Sequence[torch.Tensor | None]) -> Any:
+        node: Any = self._node
+        given = self._materialized(grads)
+        task = (dict(vars(node)), node.saved_tensors, node.needs_input_grad, given)
+        run = _Backward(self._cls)
+        if not is_serving_thread():
+            try:
+                return _Picked(fork_of(LIBRARY, run, task, {}), self._places)
+            except TypeError as error:
+                _warn_once(self._cls, str(error))
+        found = run(*task)
+        return [found[at] for at in self._places]
+
+    def _materialized(self, grads: Sequence[torch.Tensor | None]) -> list[Any]:
+        given: list[Any] = [
+            None if form is None else torch.zeros(form[0], dtype=form[1]) for form in self._forms
+        ]
+        for at, grad in zip(self._wanted, grads, strict=True):
+            if grad is not None:
+                given[at] = grad
+        return given
+
+    def _recorded_gradients(
+        self, grads: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        found = self._original(*self._args)
+        outs = found if isinstance(found, tuple) else (found,)
+        needing = [one for one in self.inputs if one.requires_grad]
+        pairs = [
+            (outs[at], grad)
+            for at, grad in zip(self._wanted, grads, strict=True)
+            if grad is not None
+        ]
+        results = iter(
+            torch.autograd.grad(
+                [out for out, _ in pairs],
+                needing,
+                [grad for _, grad in pairs],
+                create_graph=True,
+                allow_unused=True,
+            )
+        )
+        return [next(results) if one.requires_grad else None for one in self.inputs]
+
+
+class _Picked(Future):  # type: ignore[type-arg]
+    """The results at some places of what another Future gives."""
+
+    def __init__(self, source: Future[Any], places: list[int]) -> None:
+        super().__init__()
+        self._source, self._places = source, places
+
+    def result(self, timeout: float | None = None) -> Any:
+        found = self._source.result(timeout)
+        return [found[at] for at in self._places]
+
+
+class _Backward:
+    """The backward of a Function as a function of what its ctx has."""
+
+    def __init__(self, cls: type[Any]) -> None:
+        self.cls = cls
+        self.__qualname__ = f"{cls.__qualname__}.backward"
+        self.__module__ = cls.__module__
+
+    def __call__(self, attributes: Any, saved: Any, needs: Any, grads: Any) -> tuple[Any, ...]:
+        ctx = types.SimpleNamespace(saved_tensors=saved, needs_input_grad=needs, **attributes)
+        found = self.cls.backward(ctx, *grads)
+        return found if isinstance(found, tuple) else (found,)
+
+
+def _apart(one: Any) -> Any:
+    """The same memory without the program's graph."""
+    if not isinstance(one, torch.Tensor):
+        return one
+    return one.detach().requires_grad_() if one.requires_grad else one.detach()
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(cls: type[Any], reason: str) -> None:
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if name not in _warned:
+        _warned.add(name)
+        warnings.warn(
+            f"the backward of {name} runs in the calling process: {reason}",
+            PerformanceWarning,
+            stacklevel=2,
+        )

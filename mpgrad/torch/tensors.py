@@ -1,0 +1,256 @@
+"""TorchTensors: torch's tensors in calls (see ``mpgrad.calls.array_library``)."""
+
+from __future__ import annotations
+
+import copyreg
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+from mpgrad.autograd.running import engine_slot
+from mpgrad.calls.array_library import PRELOADED, ArrayLibrary
+from mpgrad.calls.branch import Branch
+from mpgrad.calls.call import InputKind, Ran
+from mpgrad.parallel import placing
+from mpgrad.tensors.tensor import Tensor
+from mpgrad.torch import branch_nodes
+from mpgrad.torch.memory import (
+    Layout,
+    bytes_of,
+    layout_of,
+    nbytes_of,
+    resident_bytes,
+    snapshot,
+    tensor_over,
+)
+from mpgrad.torch.modes import Modes, current_modes, entered
+from mpgrad.torch.shared_parameters import SharedParameters
+from mpgrad.wire.programs import ResultTensor
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+#: A branch gets inputs of at most these bytes as copies. It cannot write the memory of larger ones.
+COPIED_BYTES_MAX = 64 << 10
+
+#: Those of this process.
+PARAMETERS = SharedParameters()
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
+
+
+class TorchTensors(ArrayLibrary):
+    """torch's tensors, on the CPU."""
+
+    module = __name__
+    tensor_class = torch.Tensor
+
+    # ------------------------------------------------------------------ inputs
+
+    def require_fit(self, tensor: torch.Tensor) -> None:
+        problem = _why_not(tensor)
+        if problem:
+            raise TypeError(f"mpgrad.torch cannot send {problem}")
+
+    def reduced(self, obj: Any) -> Any:
+        if isinstance(obj, Tensor):
+            raise TypeError(
+                "mpgrad.torch cannot send a tensor of mpgrad itself: it would get no gradient. "
+                "Pass its .numpy()"
+            )
+        if isinstance(obj, torch.nn.Module) and parametrize.is_parametrized(obj):
+            # torch refuses, because the class is made at run time; here it travels by value.
+            return copyreg.__newobj__, (type(obj),), vars(obj)  # type: ignore[attr-defined]
+        return NotImplemented
+
+    def kind(self, tensor: torch.Tensor, is_buffer: bool, name: str) -> InputKind:
+        found = vars(tensor)
+        attributes = {k: v for k, v in found.items() if isinstance(v, _PLAIN)} if found else {}
+        needs = tensor.requires_grad
+        return InputKind(type(tensor), needs, attributes, is_buffer, name, layout_of(tensor))
+
+    def array(self, tensor: torch.Tensor, is_buffer: bool) -> Array:
+        layout = layout_of(tensor)
+        if isinstance(tensor, torch.nn.Parameter) and not is_buffer and placing.mode() != "local":
+            found = PARAMETERS.array(tensor, layout)
+            if found is not None:
+                return found
+        return snapshot(tensor, layout)
+
+    def is_live(self, array: Array) -> bool:
+        return PARAMETERS.is_shared(array)
+
+    def leaf(self, kind: InputKind, array: Array) -> torch.Tensor:
+        if kind.is_buffer or array.nbytes <= COPIED_BYTES_MAX:
+            array = array.copy()
+        tensor = tensor_over(array, kind.layout)
+        if kind.cls is torch.nn.Parameter:
+            tensor = torch.nn.Parameter(tensor, requires_grad=kind.requires_grad)
+        elif kind.requires_grad:
+            tensor.requires_grad_()
+        if kind.attributes:
+            vars(tensor).update(kind.attributes)
+        return tensor
+
+    def version(self, tensor: torch.Tensor) -> int:
+        return 0 if tensor.is_inference() else tensor._version
+
+    def mark(self, tensor: torch.Tensor) -> tuple[int, int]:
+        return self.version(tensor), tensor.data_ptr()
+
+    def has_changed(self, tensor: torch.Tensor, mark: Any) -> bool:
+        return self.mark(tensor) != mark
+
+    def has_grad(self, leaf: torch.Tensor) -> bool:
+        return leaf.is_leaf and leaf.grad is not None
+
+    def content(self, tensor: torch.Tensor) -> bytes:
+        return bytes_of(tensor, layout_of(tensor)).tobytes()
+
+    # ------------------------------------------------------------------ running
+
+    def modes(self) -> Modes:
+        return current_modes()
+
+    def entered(self, modes: tuple[Any, ...]) -> AbstractContextManager[None]:
+        return entered(Modes(*modes))
+
+    def draw(self) -> int:
+        return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+
+    def seed(self, drawn: int, index: int) -> None:
+        # The generator takes 32 bits. The items of a call have different ones.
+        torch.default_generator.manual_seed((drawn + index + 0x9E3779B9 * (index >> 32)) % 2**32)
+
+    def add(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return first + second
+
+    def held(self) -> int:
+        return resident_bytes()
+
+    # ------------------------------------------------------------------ branches
+
+    def nbytes(self, branch: Branch) -> int:
+        outputs = sum([nbytes_of(layout_of(output)) for output in branch.outputs])
+        return max(branch.grown, outputs)
+
+    def saved_inputs(self, branch: Branch) -> list[int]:
+        storages = {
+            one.untyped_storage().data_ptr(): number
+            for number, one in enumerate(branch.inputs)
+            if one.numel()
+        }
+        found = set()
+        for saved in _saved_by(branch.outputs):
+            number = storages.get(saved.untyped_storage().data_ptr())
+            if number is not None:
+                found.add(number)
+        return sorted(found)
+
+    def saved_to_tell(self, branch: Branch) -> Sequence[int]:
+        return ()  # it is asked for when an input has changed, which is rare
+
+    def gradients(
+        self, outputs: list[Any], inputs: list[Any], grads: list[Any], create_graph: bool
+    ) -> Sequence[torch.Tensor | None]:
+        return torch.autograd.grad(
+            outputs, inputs, grads, retain_graph=True, create_graph=create_graph, allow_unused=True
+        )
+
+    # ------------------------------------------------------------------ results
+
+    def laid_out(self, tensor: torch.Tensor) -> tuple[Array, tuple[int, ...], tuple[int, ...], str]:
+        layout = layout_of(tensor)
+        dtype, shape, strides = layout
+        return bytes_of(tensor, layout), shape, strides, dtype
+
+    def opened(self, told: ResultTensor, data: Array | None) -> torch.Tensor:
+        layout: Layout = (told.dtype, told.shape, told.strides)
+        nbytes = nbytes_of(layout)
+        if data is None or not nbytes:
+            return tensor_over(np.empty(0, np.uint8), layout)
+        return tensor_over(data[told.offset : told.offset + nbytes], layout)
+
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        layout = layout_of(tensor)
+        return tensor_over(bytes_of(tensor, layout).copy(), layout)
+
+    def state_of(self, leaf: torch.Tensor) -> Any:
+        if type(leaf) is torch.Tensor and not leaf.requires_grad:
+            return None
+        return type(leaf) is torch.nn.Parameter, leaf.requires_grad, leaf.grad
+
+    def with_state(self, tensor: torch.Tensor, state: Any) -> torch.Tensor:
+        is_parameter, requires_grad, grad = state
+        if is_parameter:
+            tensor = torch.nn.Parameter(tensor, requires_grad=requires_grad)
+        tensor.requires_grad_(requires_grad)
+        tensor.grad = grad
+        return tensor
+
+    def write(self, buffer: torch.Tensor, tensor: torch.Tensor) -> None:
+        with torch.no_grad():
+            buffer.copy_(tensor)
+
+    def place(self, inputs: Sequence[torch.Tensor], modes: tuple[Any, ...]) -> Any:
+        return branch_nodes.EndBranch.before(inputs, self.version) if modes[0] else None
+
+    def attach(
+        self, ran: Ran, inputs: Sequence[torch.Tensor], place: Any, fn: Any
+    ) -> Sequence[torch.Tensor]:
+        with torch.enable_grad():
+            if place is None:
+                place = branch_nodes.EndBranch.before(inputs, self.version)
+            return place.attach(ran, self)
+
+
+LIBRARY = TorchTensors()
+
+if engine_slot.is_worker:
+    torch.set_num_threads(1)
+else:
+    PRELOADED.append(__name__)
+
+
+def _why_not(tensor: torch.Tensor) -> str:
+    """What a tensor is that cannot travel, and the remedy; empty: it can."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "a tensor inside of torch.func: call parallel_map outside of vmap and grad"
+    if is_lazy(tensor):
+        return "a parameter of a lazy Module: run the Module once before"
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        name = type(tensor).__qualname__
+        return f"a tensor of the class {name}: pass x.as_subclass(torch.Tensor)"
+    if tensor.is_nested:
+        return "a nested tensor: pass x.unbind(), a list of tensors"
+    if tensor.layout != torch.strided:
+        return f"a tensor of layout {tensor.layout}: pass x.to_dense(), or its indices and values"
+    if tensor.is_quantized:
+        return "a quantized tensor: pass x.int_repr(), its scale and its zero point"
+    if tensor.device.type != "cpu":
+        return f"a tensor on {tensor.device}: workers compute on the CPU; pass x.cpu()"
+    return ""
+
+
+def _saved_by(outputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The tensors that the graph behind ``outputs`` has saved; not those that hooks have packed,
+    whose unpacking is user code."""
+    stack = [one.grad_fn for one in outputs if one.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        for name in dir(node):
+            if not name.startswith("_raw_saved_"):
+                continue
+            found = getattr(node, name)
+            for saved in found if isinstance(found, tuple | list) else (found,):
+                if saved is not None and saved.unpack_hook is None and saved.data is not None:
+                    yield saved.data
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)

@@ -1,0 +1,193 @@
+"""fork and wait: a call that runs while the caller goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+import warnings
+from typing import Any
+
+import pytest
+
+import mpgrad as mg
+from tests.process.test_parallel_map import bits, engine, leaves
+
+__all__ = ["engine"]
+pytestmark = pytest.mark.process
+
+
+def product(x: mg.Tensor, w: mg.Tensor, factor: float = 1.0) -> mg.Tensor:
+    return (x * w * factor).sum()
+
+
+def test_results_and_gradients(engine: mg.Engine) -> None:
+    w, *xs = leaves(0, (3,), *[(3,)] * 9)
+    futures = [mg.fork(product, x, w, factor=2.0) for x in xs]
+    outs = [mg.wait(future) for future in futures]
+    mg.stack(outs).sum().backward()
+    gradients = bits(w.grad, *[x.grad for x in xs])
+    for one in (w, *xs):
+        one.grad = None
+    mg.stack([product(x, w, 2.0) for x in xs]).sum().backward()
+    assert gradients == bits(w.grad, *[x.grad for x in xs])
+
+
+def test_the_order_of_waiting_changes_no_bit(engine: mg.Engine) -> None:
+    found = []
+    for order in (1, -1):
+        w, *xs = leaves(1, (50,), *[(50,)] * 6)
+        futures = [mg.fork(product, x, w) for x in xs]
+        for future in futures[::order]:
+            future.result()
+        mg.stack([future.result() for future in futures]).sum().backward()
+        found.append(bits(w.grad))
+    assert found[0] == found[1]
+
+
+def test_callbacks_as_completed_and_asyncio(engine: mg.Engine) -> None:
+    futures = [mg.fork(lambda k: k * 2, k) for k in range(4)]
+    done = threading.Event()
+    futures[0].add_done_callback(lambda future: done.set())
+    found = {future.result() for future in concurrent.futures.as_completed(futures, timeout=60)}
+    assert found == {0, 2, 4, 6}
+    assert done.wait(60)
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(
+            *[asyncio.wrap_future(mg.fork(lambda k: k + 1, k)) for k in range(3)]
+        )
+
+    assert asyncio.run(main()) == [1, 2, 3]
+
+
+def test_an_error_comes_from_wait(engine: mg.Engine) -> None:
+    future = mg.fork(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        mg.wait(future)
+
+
+def test_an_error_that_nobody_fetches_is_warned_of(engine: mg.Engine) -> None:
+    future = mg.fork(lambda: 1 / 0)
+    concurrent.futures.wait([future], timeout=60)
+    with pytest.warns(RuntimeWarning, match="division by zero"):
+        future.__del__()
+    future.exception()
+
+
+def test_a_fork_inside_a_branch_runs_there(engine: mg.Engine) -> None:
+    (x,) = leaves(2, (3,))
+    out = mg.wait(mg.fork(lambda: mg.wait(mg.fork(lambda: (x * 2).sum()))))
+    out.backward()
+    assert bits(x.grad) == bits(mg.full((3,), 2.0))
+
+
+def test_no_futures() -> None:
+    with pytest.raises(TypeError, match="Future"):
+        mg.wait(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="callable"):
+        mg.fork(3)  # type: ignore[arg-type]
+
+
+def test_closing_the_engine_ends_what_is_under_way() -> None:
+    with mg.Engine("process", cpu_workers=1):
+        futures = [mg.fork(_waits_for_ever) for _ in range(8)]
+        assert futures[-1].cancel()
+    for future in futures[:-1]:
+        with pytest.raises(mg.errors.EngineClosed):
+            future.result(60)
+
+
+def _waits_for_ever() -> None:
+    threading.Event().wait()
+
+
+def test_a_child_of_a_fork_of_the_process_is_told() -> None:
+    with mg.Engine("process", cpu_workers=1):
+        future = mg.fork(_waits_for_ever)
+        while not future.running():
+            pass
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            child = os.fork()
+        if child == 0:
+            try:
+                mg.tensor([1.0], requires_grad=True).sum().backward()
+                future.result(60)
+            except mg.errors.EngineClosed:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with pytest.raises(mg.errors.EngineClosed):
+        future.result(60)
+
+
+def test_a_change_while_it_runs_is_an_error(tmp_path: Any) -> None:
+    path = str(tmp_path / "go")
+    os.mkfifo(path)
+
+    def reads(x: mg.Tensor) -> mg.Tensor:
+        with open(path) as file:
+            file.read()
+        return x * 2
+
+    with mg.Engine("process", cpu_workers=1):
+        x = mg.ones(3)
+        future = mg.fork(reads, x)
+        x.add_(1)
+        with open(path, "w") as file:
+            file.write("go")
+        with pytest.raises(RuntimeError, match="changed in place while"):
+            future.result(60)
+
+
+def test_a_callback_must_not_wait_for_another_fork(tmp_path: Any) -> None:
+    """It would wait for ever: its own thread receives the results."""
+    path = str(tmp_path / "go")
+    os.mkfifo(path)
+
+    def reads() -> str:
+        with open(path) as file:
+            return file.read()
+
+    heard: list[Any] = []
+    ended = threading.Event()
+
+    def waits(_: Any) -> None:
+        try:
+            heard.append(second.result())
+        except RuntimeError as error:
+            heard.append(str(error))
+        ended.set()
+
+    with mg.Engine("process", cpu_workers=2):
+        second = mg.fork(reads)
+        first = mg.fork(abs, -1)
+        first.add_done_callback(waits)
+        assert ended.wait(60)
+        with open(path, "w") as file:
+            file.write("go")
+        assert (first.result(), second.result(60)) == (1, "go")
+    assert "waits for another fork" in heard[0]
+
+
+@pytest.mark.parametrize("is_fork", [False, True], ids=["map", "fork"])
+def test_a_result_that_grows_when_its_call_runs_again_is_an_error(
+    is_fork: bool, tmp_path: Any
+) -> None:
+    """It finds no room the first time; the second time it had found none, and gave zeros."""
+    path = tmp_path / "runs"
+
+    def grows(x: mg.Tensor) -> mg.Tensor:
+        path.write_text(text := (path.read_text() if path.exists() else "") + "x")
+        return x.sum() * mg.ones((5 + len(text)) << 20)
+
+    grows.__qualname__ += str(is_fork)  # the size of its results is not known
+    (x,) = leaves(3, (3,))
+    with (
+        mg.Engine("process", cpu_workers=1),
+        pytest.raises(mg.errors.MpgradError, match="larger result when it ran again"),
+    ):
+        mg.fork(grows, x).result(60) if is_fork else mg.parallel_map(grows, [x])
