@@ -240,10 +240,16 @@ def test_a_peer_that_was_disconnected_can_have_another_label() -> None:
 
 
 @pytest.fixture
-def member(port: int) -> Iterator[MemberThread]:
-    """The thread of a rank that is alone."""
+def member(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[MemberThread]:
+    """The thread of a rank that is alone. It sleeps, and only a request wakes it."""
+    monkeypatch.setattr("mpgrad.distributed.member_thread.LOOK_S", 1e6)
     with met(port, 1) as meetings:
         thread = MemberThread(0, meetings[0])
+        has_turn = threading.Event()
+        thread.ask(has_turn.set)
+        assert has_turn.wait(LONG_S)
+        with thread._turn:  # it gives the turn back only to sleep
+            pass
         yield thread
         left([thread])
 
@@ -276,13 +282,7 @@ def test_a_signal_comes_after_what_is_done(member: MemberThread) -> None:
 
 
 @pytest.mark.process
-def test_an_earlier_deadline_wakes_the_thread(
-    member: MemberThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mpgrad.distributed.member_thread.LOOK_S", 1e6)
-    slept = threading.Event()
-    member.ask(slept.set)  # from then on it sleeps for long
-    assert slept.wait(LONG_S)
+def test_an_earlier_deadline_wakes_the_thread(member: MemberThread) -> None:
     work = Work("it")
     work.wait_until = member.wait_until
     receive = PendingReceive("it", (0,), lambda _: None, work, 0.0, time.monotonic())
