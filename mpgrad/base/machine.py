@@ -8,6 +8,7 @@ the process's group up to the root, and the smallest limit counts.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -123,8 +124,10 @@ def installed_memory(meminfo: StrPath = "/proc/meminfo") -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+@functools.cache
 def memory_total() -> int:
-    """Bytes that all processes may use together: the machine's, or those of the cgroup."""
+    """Bytes that all processes may use together: the machine's, or those of the cgroup, when they
+    are first asked for."""
     installed = installed_memory()
     return min(installed, memory_limit() or installed)
 

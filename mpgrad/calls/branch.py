@@ -136,6 +136,8 @@ class Branch(NamedTuple):
 def record(call: BranchCall, inputs: Sequence[Any], *, is_copy: bool = True) -> Branch:
     """Run ``call``; its inputs are ``inputs`` themselves.
 
+    Do it inside of ``generators_kept``: each item seeds the generators of the process.
+
     Args:
         call: the call.
         inputs: the tensors that the function reaches, by number.
@@ -163,7 +165,6 @@ def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
     held = library.held()
     with (
         engine_slot.locally(),
-        generators_kept(),
         surrounded(call.around) as changed_around,
         library.entered(call.modes),
         leaves_made() as made,

@@ -15,7 +15,7 @@ from typing import Any
 
 from mpgrad.base import config, machine
 from mpgrad.base.user_frames import level_of_caller
-from mpgrad.calls.branch import Branch, record
+from mpgrad.calls.branch import Branch, generators_kept, record
 from mpgrad.calls.call import BranchCall
 from mpgrad.errors import MpgradError, PerformanceWarning
 
@@ -140,7 +140,8 @@ def made_again(call: BranchCall, inputs: Sequence[Any], digest: int, **options: 
     Raises:
         MpgradError: its outputs differ from the first ones.
     """
-    branch = record(call._replace(watched=None), inputs, **options)
+    with generators_kept():
+        branch = record(call._replace(watched=None), inputs, **options)
     if branch.digest() != digest:
         raise MpgradError(_NOT_THE_SAME.format(name=call.name))
     return branch

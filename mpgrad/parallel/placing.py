@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from mpgrad.autograd.running import engine_slot
+from mpgrad.calls.branch import generators_kept
 from mpgrad.engine.engine import current_engine
 from mpgrad.scheduler.cost_model import CostModel
 
@@ -66,12 +67,13 @@ def run_here(
 ) -> list[Any]:
     """Run item after item in this process, until ``until(done)`` leaves the rest to workers."""
     found = []
-    for number in range(count):
-        started = perf_counter()
-        found.append(run(number))
-        TIMES.observe(name, [(perf_counter() - started) * 1e6])
-        if number + 1 < count and until(number + 1):
-            break
+    with generators_kept():  # once, not for each item
+        for number in range(count):
+            started = perf_counter()
+            found.append(run(number))
+            TIMES.observe(name, [(perf_counter() - started) * 1e6])
+            if number + 1 < count and until(number + 1):
+                break
     return found
 
 
