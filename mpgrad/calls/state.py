@@ -11,6 +11,7 @@ import functools
 import logging
 import sys
 import types
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
@@ -68,11 +69,12 @@ class ReachedState:
         )
 
     def _walk(self, root: Any) -> Iterator[tuple[Path, Any]]:
-        stack: list[tuple[Path, Any]] = [((), root)]
+        # The nearest ones first, so that errors have the shortest path.
+        waiting = deque[tuple[Path, Any]]([((), root)])
         #: By identity, with the objects, so that no other one gets their address.
         seen: dict[int, Any] = {}
-        while stack and len(seen) < VALUES_MAX:
-            path, value = stack.pop()
+        while waiting and len(seen) < VALUES_MAX:
+            path, value = waiting.popleft()
             if isinstance(value, _PLAIN):
                 yield path, value if value == value else "nan"
                 continue
@@ -83,7 +85,7 @@ class ReachedState:
             yield path, ("tensor", id(value)) if is_tensor else _token(value)
             for name, child in list(vars(value).items()) if is_tensor else _parts(value):
                 if name not in self._allowed:
-                    stack.append(((*path, name), child))
+                    waiting.append(((*path, name), child))
 
 
 def _token(value: Any) -> Any:
@@ -117,6 +119,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _parts_of_function(value)
     elif isinstance(value, types.MethodType):
         yield "__self__", value.__self__
+        yield "", value.__func__
     elif isinstance(value, contextvars.ContextVar):
         yield "", value.get(None)
     elif isinstance(value, type):
@@ -137,14 +140,22 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_class(cls: type[Any]) -> Iterator[tuple[str, Any]]:
-    """The data of a class of the user's, and of its bases."""
+    """The data of a class of the user's and of its bases, and what its methods reach."""
     module = sys.modules.get(cls.__module__)
     if module is not None and is_installed_namespace(vars(module)):
         return
     yield from ((f"its base {base.__name__}", base) for base in cls.__bases__)
     for name, child in vars(cls).items():
-        if name[:2] != "__" and name != "_abc_impl" and not hasattr(child, "__get__"):
+        if functions := _functions_of(child):
+            yield from ((f"{name}()", function) for function in functions)
+        elif name[:2] != "__" and name != "_abc_impl" and not hasattr(child, "__get__"):
             yield name, child
+
+
+def _functions_of(member: Any) -> list[types.FunctionType]:
+    """The functions behind a method, a property and their like."""
+    found = [getattr(member, name, None) for name in ("__func__", "func", "fget", "fset", "fdel")]
+    return [one for one in (member, *found) if isinstance(one, types.FunctionType)]
 
 
 def _computed(value: Any) -> set[str]:
@@ -188,7 +199,18 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
             continue
     yield "its defaults", (function.__defaults__, function.__kwdefaults__)
     yield from ((name, child) for name, child in vars(function).items())
-    yield from ((name, child) for name, child in function.__globals__.items() if name[:2] != "__")
+    for name in _names_in(function.__code__):
+        if name in function.__globals__ and name[:2] != "__":
+            yield name, function.__globals__[name]
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: types.CodeType) -> tuple[str, ...]:
+    """What code names: globals, and attributes, which may have the same names."""
+    inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return tuple(
+        dict.fromkeys([*code.co_names, *[name for one in inner for name in _names_in(one)]])
+    )
 
 
 def _in_words(path: Path) -> str:

@@ -32,12 +32,6 @@ from mpgrad.wire.surroundings import look_around
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-def name_of(fn: Any) -> str:
-    """The name of a callable, for errors."""
-    found = getattr(fn, "__qualname__", None) or type(fn).__qualname__
-    return str(found)
-
-
 class _Ran(NamedTuple):
     """What one BranchCall has given, wherever it ran."""
 
@@ -94,8 +88,7 @@ class CallsOfMap:
         self._watched = changes if placing.RUNS.is_watched(fn) else None
         self._are_buffers_of_first = are_buffers_of_first
         self._fn, self._library = fn, library
-        self.name = name_of(fn)
-        self.key = f"{getattr(fn, '__module__', '')}.{self.name}"
+        self.name, self.key = placing.name_of(fn), placing.key_of(fn)
         self._items, self._pieces, self._is_sum = items, pieces, is_sum
         self._sender, self._seed = Sender(library, changes), draw_seed(library)
         self._modes, self.around = library.modes(), look_around()

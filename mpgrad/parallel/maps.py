@@ -9,7 +9,8 @@ from mpgrad.autograd.running import engine_slot
 from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.branch import sum_of
 from mpgrad.calls.own_tensors import LIBRARY
-from mpgrad.parallel.calls_of_map import CallsOfMap, name_of
+from mpgrad.parallel.calls_of_map import CallsOfMap
+from mpgrad.parallel.placing import name_of
 
 #: The number of chunks of a map with more items than that.
 CHUNKS = 128

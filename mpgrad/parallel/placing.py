@@ -32,6 +32,31 @@ TRIAL_EVERY = 16
 TIMES = CostModel()
 
 
+def name_of(fn: Any) -> str:
+    """The name of a callable, for errors. A method has the name of the class that it is called on:
+    ``Function.map`` calls the same method of each."""
+    fn, owner = _called(fn)
+    if owner is not None:
+        return f"{owner.__qualname__}.{fn.__name__}"
+    return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
+
+
+def key_of(fn: Any) -> str:
+    """The name with that of its module, for what is learned of a callable."""
+    called, owner = _called(fn)
+    return f"{getattr(owner or called, '__module__', '')}.{name_of(fn)}"
+
+
+def _called(fn: Any) -> tuple[Any, type[Any] | None]:
+    """The function behind partials and methods, and the class of a method."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if not isinstance(fn, types.MethodType):
+        return fn, None
+    owner = fn.__self__
+    return fn.__func__, owner if isinstance(owner, type) else type(owner)
+
+
 def mode() -> str:
     """The mode of the current engine on this thread: "local", "process" or "auto"."""
     if engine_slot.is_local():
@@ -139,9 +164,8 @@ class Runs:
 
     def is_watched(self, fn: Any) -> bool:
         """Count a map of ``fn``; whether it is the first, second, fourth, eighth ... one."""
-        while isinstance(fn, functools.partial | types.MethodType):
-            fn = fn.func if isinstance(fn, functools.partial) else fn.__func__
-        key = getattr(fn, "__code__", None) or (type(fn), id(fn))
+        fn, owner = _called(fn)
+        key = owner, getattr(fn, "__code__", None) or (type(fn), id(fn))
         count = self._counts.pop(key, 0) + 1
         self._counts[key] = count
         _shorten(self._counts)

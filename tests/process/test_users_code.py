@@ -204,6 +204,86 @@ def test_each_module_is_watched_from_its_first_call(engine: mg.Engine) -> None:
             mg.parallel_map(model, [mg.ones(2)])
 
 
+def test_each_function_is_watched_from_its_first_map(engine: mg.Engine) -> None:
+    """All of them are called by the same method, ``Function.apply``."""
+    for _ in range(3):
+        seen: list[int] = []
+
+        class Notes(mg.Function):
+            @staticmethod
+            def forward(ctx: Any, x: mg.Tensor) -> mg.Tensor:
+                seen.append(1)  # noqa: B023
+                return x * 2
+
+            @staticmethod
+            def backward(ctx: Any, grad: mg.Tensor) -> mg.Tensor:
+                return grad * 2
+
+        with pytest.raises(RuntimeError, match=r"Notes\.apply has changed .*seen.*lost"):
+            Notes.map([mg.ones(2)])
+
+
+NOTES: list[int] = []
+
+
+class Noting:
+    """Each of its methods changes a global of this module."""
+
+    def method(self, k: int) -> None:
+        NOTES.append(k)
+
+    @staticmethod
+    def static(k: int) -> None:
+        NOTES.append(k)
+
+    @classmethod
+    def of_class(cls, k: int) -> None:
+        NOTES.append(k)
+
+    @property
+    def last(self) -> int:
+        NOTES.append(0)
+        return 0
+
+    def __call__(self, k: int) -> None:
+        NOTES.append(k)
+
+
+class Inherits(Noting): ...
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        Noting().method,
+        Noting.static,
+        Noting.of_class,
+        Noting(),
+        Inherits().method,
+        lambda k: Noting.static(k),
+        lambda k: Noting().last,
+        functools.partial(Inherits.of_class),
+    ],
+)
+def test_what_methods_change_is_compared(calls: Any, engine: mg.Engine) -> None:
+    with pytest.raises(RuntimeError, match=r"has changed .*NOTES`, which would be lost"):
+        mg.parallel_map(calls, [1])
+
+
+def test_what_is_learned_of_a_callable_is_its_own() -> None:
+    """Times, sizes and errors know a method by the class that it is called on."""
+
+    class First(mg.Function): ...
+
+    class Second(mg.Function): ...
+
+    calls = [First.apply, Second.apply, Noting().method, Inherits().method]
+    assert placing.key_of(functools.partial(len, ())) == "builtins.len"
+    assert [placing.key_of(call).split(".")[-2:] for call in calls] == [
+        ["First", "apply"], ["Second", "apply"], ["Noting", "method"], ["Inherits", "method"],
+    ]  # fmt: skip
+
+
 # ---------------------------------------------------------------------- arrays
 
 
