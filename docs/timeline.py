@@ -79,7 +79,10 @@ def in_mpgrad(terms: int) -> Step:
     boxes = [
         Box(f"mpgrad, worker {one.worker}", kind, one.started, one.ended)
         for one in prof.recording.ranges
-        for kind, of, name in ((FORWARD, FUNCTION, "TimesPi"), (BACKWARD, NODE, "TimesPiBackward"))
+        for kind, of, name in (
+            (FORWARD, FUNCTION, "TimesPi.apply"),
+            (BACKWARD, NODE, "TimesPiBackward"),
+        )
         if one.kind == of and one.name == name and one.worker is not None
     ]
     return Step(boxes, began, ended)

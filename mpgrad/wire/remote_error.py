@@ -11,6 +11,7 @@ import io
 import pickle
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -24,6 +25,8 @@ from mpgrad.wire.packed_texts import pack_text, unpack_text, without_surrogates
 #: The maximum length of an exception's pickled arguments and attributes (longer ones are omitted),
 #: and of its text: a message has to hold all of it.
 STATE_BYTES_MAX, TEXT_MAX = 16 * 1024 * 1024, 256 * 1024
+#: The number of causes of an exception (``raise ... from ...``) that go with it.
+CAUSES_MAX = 8
 
 
 class RemoteError(msgspec.Struct, frozen=True, array_like=True):
@@ -41,11 +44,13 @@ class RemoteError(msgspec.Struct, frozen=True, array_like=True):
     where: str
     #: The traceback without the frames of mpgrad; empty if it has none.
     short: str = ""
+    #: What it was raised from, encoded alike; empty: nothing.
+    cause: bytes = b""
 
 
-def encode_error(error: BaseException, where: str) -> bytes:
+def encode_error(error: BaseException, where: str, *, causes: int = CAUSES_MAX) -> bytes:
     """Encode ``error``; ``where`` names the node and the worker."""
-    kind = type(error)
+    kind, cause = type(error), error.__cause__
     text = "".join(traceback.format_exception(error))
     short = format_without_ours(error)
     try:
@@ -59,7 +64,7 @@ def encode_error(error: BaseException, where: str) -> bytes:
     except Exception:
         state = b""
     by_value = b""
-    if "<locals>" in kind.__qualname__:
+    if not _has_its_name(kind):
         try:
             by_value = _bounded(dumps(kind))
         except Exception:
@@ -74,6 +79,7 @@ def encode_error(error: BaseException, where: str) -> bytes:
             by_value,
             where,
             "" if short == text else _shortened(short),
+            encode_error(cause, "", causes=causes - 1) if cause is not None and causes else b"",
         )
     )
 
@@ -93,7 +99,10 @@ def decode_error(data: bytes, *, with_traceback: bool = True) -> BaseException:
         is_full = not remote.short or config.traceback() == "full"
         text = remote.traceback if is_full else remote.short
         if is_full or '\n  File "' in text:  # else mpgrad has raised it, and it says all
-            object.__setattr__(error, "__cause__", RemoteTraceback(text))
+            first = error
+            while first.__cause__ is not None:
+                first = first.__cause__
+            object.__setattr__(first, "__cause__", RemoteTraceback(text))
     return error
 
 
@@ -110,6 +119,9 @@ def _rebuild(remote: RemoteError) -> BaseException:
             builtin.__setstate__(error, attributes)
         except AttributeError:
             vars(error).update(attributes)  # a frozen dataclass refuses setattr
+        if remote.cause:
+            cause = decode_error(remote.cause, with_traceback=False)
+            object.__setattr__(error, "__cause__", cause)
     except Exception:
         return _unknown(remote)
     return error
@@ -190,15 +202,36 @@ def _state(remote: RemoteError) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (remote.message,), {}
 
 
+def _has_its_name(kind: type[BaseException]) -> bool:
+    """Whether the class is found by its name, in this process: one that came by value is not, nor
+    is one that was defined in a function."""
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is kind
+
+
 def _find_class(remote: RemoteError) -> type[BaseException] | None:
+    """The class with that name; or, if it has none or was defined in a function, the one that came
+    by value, which is this process's own if it came from here."""
+    named = _class_or_none(lambda: _by_name(remote))
+    by_value = _class_or_none(lambda: pickle.loads(remote.cls)) if remote.cls else None
+    if by_value is not None and (named is None or "<locals>" in by_value.__qualname__):
+        return by_value
+    return named
+
+
+def _by_name(remote: RemoteError) -> Any:
+    module = unpack_text(remote.module)
+    found: Any = sys.modules.get(module) or importlib.import_module(module)
+    for name in unpack_text(remote.qualname).split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _class_or_none(find: Callable[[], Any]) -> type[BaseException] | None:
     try:
-        if remote.cls:
-            found = pickle.loads(remote.cls)
-        else:
-            module = unpack_text(remote.module)
-            found = sys.modules.get(module) or importlib.import_module(module)
-            for name in unpack_text(remote.qualname).split("."):
-                found = getattr(found, name)
+        found = find()
     except Exception:
         return None
     return found if isinstance(found, type) and issubclass(found, BaseException) else None

@@ -147,7 +147,8 @@ def test_an_exception_with_an_init_of_its_own(leaf: mg.Tensor) -> None:
 def test_what_caused_the_exception(leaf: mg.Tensor) -> None:
     error = failure(Raises.apply(leaf, "chained"))
     assert type(error) is RuntimeError
-    assert "KeyError: 'missing'" in str(error.__cause__)
+    assert type(error.__cause__) is KeyError
+    assert "KeyError: 'missing'" in str(error.__cause__.__cause__)
 
 
 def test_a_class_that_exists_in_no_module(leaf: mg.Tensor) -> None:

@@ -284,6 +284,28 @@ def test_what_is_learned_of_a_callable_is_its_own() -> None:
     ]  # fmt: skip
 
 
+# ---------------------------------------------------------------------- errors
+
+
+def test_an_error_of_a_local_class_is_of_that_class_and_keeps_its_cause(engine: mg.Engine) -> None:
+    class Diverged(Exception):
+        def __init__(self, step: int, why: str) -> None:
+            super().__init__(f"step {step}: {why}")
+            self.step = step
+
+    def solve(k: int) -> int:
+        try:
+            return k // (k - 2)
+        except ZeroDivisionError as error:
+            raise Diverged(k, "singular") from error
+
+    with pytest.raises(Diverged, match="step 2: singular") as caught:
+        mg.parallel_map(solve, [1, 2, 3])
+    assert type(caught.value) is Diverged
+    assert caught.value.step == 2
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
 # ---------------------------------------------------------------------- arrays
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from typing import Any
 
 import pytest
@@ -111,9 +110,17 @@ def test_a_class_that_cannot_be_made_becomes_a_runtime_error() -> None:
     assert str(found) == f"{__name__}.WithNew: x"
 
 
-def test_a_class_that_is_not_to_be_found_becomes_a_runtime_error() -> None:
+def test_a_class_that_is_not_to_be_found_comes_by_value() -> None:
     gone = type("Gone", (ValueError,), {"__module__": "no.such.module"})
     found = travelled(gone("x"))
+    assert type(found).__name__ == "Gone"
+    assert isinstance(found, ValueError)
+    assert str(found) == "x"
+
+
+def test_a_class_that_cannot_be_had_becomes_a_runtime_error() -> None:
+    members = {"__module__": "no.such.module", "lock": threading.Lock()}
+    found = travelled(type("Gone", (ValueError,), members)("x"))
     assert type(found) is RuntimeError
     assert str(found) == "no.such.module.Gone: x"
 
