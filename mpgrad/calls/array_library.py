@@ -138,9 +138,10 @@ class ArrayLibrary(ABC):
         """The numbers of the outputs that share memory with an input or another output."""
         return ()
 
-    def saved_to_tell(self, branch: Branch) -> Sequence[int]:
-        """The ``saved_inputs`` that the caller's Node has to know of."""
-        return self.saved_inputs(branch)
+    @abstractmethod
+    def used_inputs(self, branch: Branch) -> tuple[Sequence[int], Sequence[int]]:
+        """What the caller's Node has to know: the ``saved_inputs``, and those that require grad
+        although no output depends on them."""
 
     @abstractmethod
     def gradients(

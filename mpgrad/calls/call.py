@@ -121,6 +121,7 @@ class Ran(NamedTuple):
         outputs: these tensors.
         output_count: the number of all outputs.
         saved: the numbers of the inputs that the branch has saved.
+        unreached: the numbers of those that require grad although no output depends on them.
         arrays: of the inputs, as they were sent.
     """
 
@@ -131,4 +132,5 @@ class Ran(NamedTuple):
     outputs: tuple[Any, ...]
     output_count: int
     saved: tuple[int, ...]
+    unreached: tuple[int, ...]
     arrays: tuple[Array, ...]

@@ -152,6 +152,9 @@ class OwnTensors(ArrayLibrary):
         return known[1]
 
     def saved_inputs(self, branch: Branch) -> list[int]:
+        return self.used_inputs(branch)[0]
+
+    def used_inputs(self, branch: Branch) -> tuple[list[int], list[int]]:
         numbers = {id(one._version_counter): number for number, one in enumerate(branch.inputs)}
         saved, leaves = saved_by(branch.outputs)
         if branch.made is not None:
@@ -159,7 +162,12 @@ class OwnTensors(ArrayLibrary):
         # A walk takes a tenth of the time of forward: ``nbytes``, asked next, needs no second one.
         self._nbytes = id(branch.outputs), _nbytes(branch, saved)
         found = {id(one.counter) for one in saved}
-        return [number for counter, number in numbers.items() if counter in found]
+        reached = set(map(id, leaves))
+        return [number for counter, number in numbers.items() if counter in found], [
+            number
+            for number, one in enumerate(branch.inputs)
+            if one.requires_grad and id(one) not in reached
+        ]
 
     def gradients(
         self, outputs: list[Any], inputs: list[Any], grads: list[Any], create_graph: bool
@@ -230,7 +238,9 @@ class OwnTensors(ArrayLibrary):
         return SEQUENCE.next()
 
     def attach(self, ran: Ran, inputs: Sequence[Tensor], place: Any, fn: Any) -> Sequence[Tensor]:
-        outputs: tuple[Tensor, ...] = Fork.apply(ran, *inputs)
+        # An edge to what no output depends on would run, and free, the graph behind it.
+        sources = [one.detach() if at in ran.unreached else one for at, one in enumerate(inputs)]
+        outputs: tuple[Tensor, ...] = Fork.apply(ran, *sources)
         node = outputs[0]._grad_fn
         if node is not None:
             if place is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,7 +41,8 @@ class _Ran(NamedTuple):
     outputs: list[Any]
     requires_grad: list[bool]
     changed: list[tuple[int, Any]]
-    saved: tuple[int, ...]
+    saved: Sequence[int]
+    unreached: Sequence[int]
     digest: int
     #: Of its branch, if there is one.
     lifetime: Lifetime | None
@@ -223,15 +224,17 @@ class CallsOfMap:
         buffers = [buffer.copy() for buffer in branch.buffers]
         requires_grad = [has_history(output) for output in branch.outputs]
         changed = [(at, library.copied(branch.inputs[at])) for at in branch.changed]
-        saved: tuple[int, ...] = ()
+        saved: Sequence[int] = ()
+        unreached: Sequence[int] = ()
         digest, lifetime = 0, None
         if branch.is_recorded:
-            saved, digest = tuple(library.saved_to_tell(branch)), branch.digest()
+            (saved, unreached), digest = library.used_inputs(branch), branch.digest()
             BRANCHES.put(call.number, branch, call.seed)
             lifetime = Lifetime(call.number, IN_CLIENT, None, self.keep)
         return _Ran(
-            branch.result, buffers, outputs, requires_grad, changed, saved, digest, lifetime
-        )
+            branch.result, buffers, outputs, requires_grad, changed, saved, unreached, digest,
+            lifetime,
+        )  # fmt: skip
 
     def _own(self, array: Array) -> Array:
         """``array``, or a copy for this process if it is the caller's own memory."""
@@ -303,6 +306,7 @@ class CallsOfMap:
             requires_grad,
             [(at, opened(told, data)) for at, told in answer.changed],
             answer.saved,
+            answer.unreached,
             answer.digest,
             Lifetime(branch, answer.slot, self._ended, self.keep) if any(requires_grad) else None,
         )
@@ -396,6 +400,7 @@ class CallsOfMap:
                 tuple([outputs[at] for at in wanted]),
                 len(outputs),
                 tuple([at for at in ran.saved if not call.inputs[at].is_buffer]),
+                tuple(ran.unreached),
                 tuple(self._arrays[number]),
             )
             attached = self._library.attach(told, inputs, place, self._fn)

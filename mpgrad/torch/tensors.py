@@ -151,8 +151,8 @@ class TorchTensors(ArrayLibrary):
                 found.add(number)
         return sorted(found)
 
-    def saved_to_tell(self, branch: Branch) -> Sequence[int]:
-        return ()  # it is asked for when an input has changed, which is rare
+    def used_inputs(self, branch: Branch) -> tuple[Sequence[int], Sequence[int]]:
+        return (), ()  # asked for when an input has changed, which is rare
 
     def gradients(
         self, outputs: list[Any], inputs: list[Any], grads: list[Any], create_graph: bool

@@ -138,8 +138,9 @@ class CallAnswer(msgspec.Struct, frozen=True, array_like=True):
     buffers: tuple[ResultTensor, ...]
     #: The inputs that have changed and may, and where their new bytes are.
     changed: tuple[tuple[int, ResultTensor], ...]
-    #: The inputs whose values the branch has saved.
+    #: The inputs whose values the branch has saved, and those that no output depends on.
     saved: tuple[int, ...]
+    unreached: tuple[int, ...]
     digest: int
     #: The outputs that shared memory with an input or with each other.
     aliases: tuple[int, ...]

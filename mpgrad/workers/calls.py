@@ -81,12 +81,14 @@ class CallRunner:
         parts, outputs, buffers, changed = _laid_out(branch)
         nbytes = parts[-1][0] + parts[-1][1].nbytes if parts else 0
         is_recorded = branch.is_recorded
+        saved, unreached = branch.library.used_inputs(branch) if is_recorded else ((), ())
         answer = CallAnswer(
             branch.result,
             tuple(outputs),
             tuple(buffers),
             tuple(changed),
-            tuple(branch.library.saved_to_tell(branch)) if is_recorded else (),
+            tuple(saved),
+            tuple(unreached),
             branch.digest() if is_recorded else 0,
             tuple(branch.library.aliases(branch)),
             nbytes,

@@ -265,6 +265,28 @@ def test_an_assignment_under_a_view_of_the_memory(engine: mg.Engine) -> None:
     bits_of_both(program)
 
 
+def test_an_argument_that_is_detached_inside_is_no_source(engine: mg.Engine) -> None:
+    """The graph behind it is not run, and can still be differentiated: a GAN's step."""
+
+    def program(run: Callable[..., Any]) -> list[Any]:
+        w, v, *xs = leaves(21, (3,), (3,), (3,), (3,))
+        fakes = run(lambda x: x * w.sin(), xs)
+        sum(run(lambda fake: (fake.detach() * v).sum(), fakes)).backward()
+        assert w.grad is None
+        sum(run(lambda fake: (fake * v).sum(), fakes)).backward()
+        return [w.grad, v.grad]
+
+    bits_of_both(program)
+
+
+def test_the_gradient_of_an_argument_that_is_not_used_is_pytorchs_error(engine: mg.Engine) -> None:
+    x, y = leaves(22, (3,), (3,))
+    (out,) = mg.parallel_map(lambda a, b: (a * b.detach()).sum(), [x], [y])
+    with pytest.raises(RuntimeError, match="appears to not have been used in the graph"):
+        mg.grad(out, [x, y], retain_graph=True)
+    assert mg.grad(out, [x, y], allow_unused=True)[1] is None
+
+
 # ---------------------------------------------------------------------- identities
 
 
