@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     add("--timeout", type=float, default=60.0, metavar="SECONDS", help="for one method")
     add("--verbose", action="store_true", help="tracebacks, too")
-    add("--write", action="store_true", help="write docs/conformance.md")
+    add("--write", action="store_true", help="write docs/evidence/conformance.md")
     return parser
 
 

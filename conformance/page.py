@@ -1,4 +1,4 @@
-"""docs/conformance.md: how many methods pass, and of each that is left the reason."""
+"""docs/evidence/conformance.md: how many methods pass, and of each that is left the reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conformance.methods import Method, Outcome
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "conformance.md"
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "conformance.md"
 
 _INTRODUCTION = """\
 # PyTorch's own autograd tests

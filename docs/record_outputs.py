@@ -18,6 +18,7 @@ OUTPUTS = ROOT / "docs" / "outputs"
 COMMANDS = {
     "quickstart": "examples/quickstart.py",
     "simulators": "examples/simulators.py",
+    "or_a_pool": "examples/or_a_pool.py",
     "kalman_bank": "examples/both_passes/kalman_bank.py",
     "custom_function": "examples/custom_function.py",
     "hooks": "examples/hooks.py",

@@ -1,4 +1,4 @@
-"""Writes docs/programs.md: the public programs, and whether their numbers agree with PyTorch's."""
+"""Writes docs/evidence/programs.md: public programs, and whether their numbers are PyTorch's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from programs.compare import RELATIVE, Outcome, Verdict
 from programs.sources import ROOT, Repository
 
-PAGE = ROOT / "docs" / "programs.md"
+PAGE = ROOT / "docs" / "evidence" / "programs.md"
 _BEGIN, _END = "<!-- written by scripts/programs: begin -->\n", "<!-- end -->\n"
 
 

@@ -1,4 +1,4 @@
-"""The page of results, ``docs/reliability.md``: each run replaces its row."""
+"""The page of results, ``docs/evidence/reliability.md``: each run replaces its row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEAD = """# Reliability
 These are the results of `scripts/stress`. This command runs all of its programs in about two
 hours and writes their rows:
 
-    scripts/stress all --write docs/reliability.md
+    scripts/stress all --write docs/evidence/reliability.md
 
 `scripts/stress RUN --write FILE` runs one; `scripts/stress --help` explains each. Every run has a
 limit of time and count, prints the seed that repeats it, and ends with exit status 0 or 1. Short

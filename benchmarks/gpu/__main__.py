@@ -63,7 +63,10 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/gpu_check", description=__doc__)
     parser.add_argument(
-        "--output", type=Path, default=ROOT / "docs" / "gpu-report.md", help="where to write it"
+        "--output",
+        type=Path,
+        default=ROOT / "docs" / "evidence" / "gpu-report.md",
+        help="where to write it",
     )
     parser.add_argument(
         "--rehearse",

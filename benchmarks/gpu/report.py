@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 #: The target of each test suite and benchmark.
 WANTED = {
     "tests": "all tests marked `gpu` pass",
-    "front_end": "the tests of `docs/semantics.md` pass with their tensors on the GPU",
+    "front_end": "the tests of `docs/evidence/semantics.md` pass with their tensors on the GPU",
     "front_end_in_workers": "and with their Nodes in GPU workers",
     "hand_over": "a 1 GB tensor to another process in <= 1 ms, no byte copied",
     "node_task": "a NodeTask handed over in <= 150 us",

@@ -1,4 +1,4 @@
-"""The page ``docs/scaling.md`` and its picture."""
+"""The page ``docs/evidence/scaling.md`` and its picture."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Results:
 _INTRODUCTION = """\
 # Simulated scaling
 
-`scripts/simulate --write docs/scaling.md` writes this page. **These figures are simulated, not
+`scripts/simulate --write docs/evidence/scaling.md` writes this page. **These figures are simulated, not
 measured**: the machine has two cores. Coordinator, supervisor, workers and session are the engine's
 own, with real plans, and every message passes the real codec. Only time is computed.
 

@@ -59,22 +59,13 @@ def test_every_example_is_in_the_gallery() -> None:
 
 
 def test_the_readme_counts_the_rows_as_the_table_does() -> None:
-    found = ROWS.search((ROOT / "docs" / "semantics.md").read_text())
+    found = ROWS.search((ROOT / "docs" / "evidence" / "semantics.md").read_text())
     assert found is not None
-    rows, shown, absent = found.groups()
-    said = " ".join((ROOT / "README.md").read_text().split())
-    assert f"lists {rows} behaviours of PyTorch's engine: {shown} with the tests" in said
-    assert f"{absent} that are not here" in said
+    assert f" {found[1]} behaviours, " in (ROOT / "README.md").read_text()
 
 
-def test_the_readme_counts_the_operators_as_their_page_does() -> None:
-    page = (ROOT / "docs" / "operators.md").read_text()
-    row = re.search(r"^\| operators \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
-    assert row is not None
-    theirs, here, right = row.groups()
-    said = " ".join((ROOT / "README.md").read_text().split())
-    assert f"Of the {theirs} names in PyTorch's operator database {here} are here" in said
-    assert f"{right} give PyTorch's results" in said
+def test_the_readme_is_read_in_one_go() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 90
 
 
 #: The terms of PyTorch's engine that a reader looks up in ARCHITECTURE.md.

@@ -30,6 +30,7 @@ EXPECTED = {
         ],
     ),
     "many_devices.py": ("2", ["step 2  loss", "towers on: cpu"]),
+    "or_a_pool.py": ("100", ["loop", "mpgrad, Swing.map", "ProcessPoolExecutor", "gradient -0.0"]),
     "quickstart.py": ("200", ["local", "process", "gradients: [0.9"]),
     "train_digits.py": ("1", ["epoch  1  loss"]),
     "train_resnet18.py": (

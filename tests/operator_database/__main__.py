@@ -1,6 +1,6 @@
 """python -m tests.operator_database: what mpgrad makes of PyTorch's database of operators.
 
-``--write`` keeps it, with what PyTorch gives, and writes docs/operators.md. Exit status 0: nothing
+``--write`` keeps it, with what PyTorch gives, and writes docs/evidence/operators.md. Exit status 0: nothing
 differs that has no reason in left.toml.
 """
 

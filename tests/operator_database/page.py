@@ -1,4 +1,4 @@
-"""docs/operators.md: what of PyTorch's databases is here, and what differs."""
+"""docs/evidence/operators.md: what of PyTorch's databases is here, and what differs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.operator_database import layers_and_optimizers
 from tests.operator_database.verdict import Verdict
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "operators.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "operators.md"
 LEFT = Path(__file__).with_name("left.toml")
 
 _INTRODUCTION = """\

@@ -4,7 +4,7 @@ matrices of rank 1, and of nothing; values, first and second derivatives.
     python -m tests.operator_database.special_points [NAMES] [--write]
 
 ``--write`` keeps what PyTorch gives (``special_points.json``), so that a machine without it tests
-it, and writes docs/operators.md. Exit status 0: nothing differs that has no reason in
+it, and writes docs/evidence/operators.md. Exit status 0: nothing differs that has no reason in
 ``special_left.toml``, and each reason is needed.
 """
 

@@ -5,7 +5,7 @@ see (tensors, numbers, text, errors caught with ``error_of``, in tuples, lists a
 becomes two tests: ``[torch]`` runs it in ``local`` and must give what torch gives, within rounding
 (``of_torch``: recorded, and now); ``[process]`` must give the same bits as ``local``. Where torch
 has nothing to compare with, ``[local]`` just runs it. ``@row`` names the lines of
-``docs/semantics.md`` that a test shows.
+``docs/evidence/semantics.md`` that a test shows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def paired(
     """Make tests of a program ``program(lib)``.
 
     Args:
-        rows: the rows of docs/semantics.md that it shows.
+        rows: the rows of docs/evidence/semantics.md that it shows.
         rtol, atol: how far values may be from torch's.
         torch: False where torch has nothing to compare with (say why beside it).
     """

@@ -1,7 +1,7 @@
-"""docs/semantics.md: every row of ``rows.toml`` with the tests that pytest finds for it.
+"""docs/evidence/semantics.md: every row of ``rows.toml`` with the tests that pytest finds for it.
 
 python -m tests.semantics.table            print it
-python -m tests.semantics.table --write    write it to docs/semantics.md
+python -m tests.semantics.table --write    write it to docs/evidence/semantics.md
 python -m tests.semantics.table --open     print the rows that have no test and are not absent
 """
 
@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = Path(__file__).with_name("rows.toml")
-DOCUMENT = ROOT / "docs" / "semantics.md"
+DOCUMENT = ROOT / "docs" / "evidence" / "semantics.md"
 
 _INTRODUCTION = """\
 # What holds in mpgrad
@@ -105,7 +105,7 @@ def problems(rows: Rows, shown: Iterable[str]) -> list[str]:
 
 
 def document(rows: Rows, shown: dict[str, list[tuple[str, str]]]) -> str:
-    """The text of docs/semantics.md."""
+    """The text of docs/evidence/semantics.md."""
     total, here = len(rows.rows), sum(row in shown for row in rows.rows)
     open_rows = total - here - len(rows.absent)
     parts = [
@@ -132,7 +132,7 @@ def _evidence(row: str, rows: Rows, shown: dict[str, list[tuple[str, str]]]) -> 
         by_file.setdefault(file, []).append(f"`{name.removeprefix('test_')}`")
     return (
         "; ".join(
-            f"[{file.removeprefix('tests/').removesuffix('.py')}](../{file}): {', '.join(names)}"
+            f"[{file.removeprefix('tests/').removesuffix('.py')}](../../{file}): {', '.join(names)}"
             for file, names in by_file.items()
         )
         or "*not shown yet*"

@@ -1,4 +1,4 @@
-"""docs/semantics.md says what the tests show, and every row has a test or a reason."""
+"""docs/evidence/semantics.md says what the tests show, and every row has a test or a reason."""
 
 from __future__ import annotations
 
