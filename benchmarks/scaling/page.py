@@ -41,9 +41,9 @@ class Results:
 _INTRODUCTION = """\
 # Simulated scaling
 
-`scripts/simulate --write docs/evidence/scaling.md` writes this page. **These figures are simulated, not
-measured**: the machine has two cores. Coordinator, supervisor, workers and session are the engine's
-own, with real plans, and every message passes the real codec. Only time is computed.
+`scripts/simulate --write docs/evidence/scaling.md` writes this page. **These figures are simulated,
+not measured**: the machine has two cores. Coordinator, supervisor, workers and session are the
+engine's own, with real plans, and every message passes the real codec. Only time is computed.
 
 * mpgrad records the graphs in real forward passes. Each Node takes its time in `local` mode on
   this machine: the shortest of five backwards, after two backwards that map the pages of the

@@ -1,7 +1,7 @@
 """python -m tests.operator_database: what mpgrad makes of PyTorch's database of operators.
 
-``--write`` keeps it, with what PyTorch gives, and writes docs/evidence/operators.md. Exit status 0: nothing
-differs that has no reason in left.toml.
+``--write`` keeps it, with what PyTorch gives, and writes docs/evidence/operators.md. Exit status 0:
+nothing differs that has no reason in left.toml.
 """
 
 from __future__ import annotations
