@@ -88,8 +88,8 @@ def test_branches_of_workers_are_seen(capsys: pytest.CaptureFixture[str]) -> Non
         assert top_command.main(once=True, as_json=False) == 0
         assert "; 2 branches of 0.0 MiB" in capsys.readouterr().out
         mg.stack(outs).sum().backward()
-        mg.parallel_map(abs, [1])  # the worker hears of it before
-        assert engine.statistics().branches == 0
+        mg.parallel_map(abs, [1])  # the worker hears of it with this
+        assert wait_until(lambda: engine.statistics().branches == 0)
 
 
 @pytest.mark.process
