@@ -22,6 +22,7 @@ from mpgrad.calls.array_library import ArrayLibrary, library_of, seed_generators
 from mpgrad.calls.call import BranchCall, Item
 from mpgrad.calls.classes import held_by_classes
 from mpgrad.calls.item_generators import Drawn, drawn_from, states_of
+from mpgrad.calls.lost_gradients import require_own_leaves
 from mpgrad.calls.results import can_return, dump_result
 from mpgrad.calls.state import ReachedState
 from mpgrad.calls.travel import Receiver
@@ -193,7 +194,10 @@ def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
     changed = _changed(call, inputs, before, kept, hidden, library, is_copy=is_copy)
     data, buffers, outputs = _dumped(call, result, inputs, library)
     grown = library.held() - held
-    return Branch(library, data, buffers, outputs, list(inputs), changed, grown, made)
+    branch = Branch(library, data, buffers, outputs, list(inputs), changed, grown, made)
+    if call.seeks_lost and branch.is_recorded:
+        require_own_leaves(call, branch, record)
+    return branch
 
 
 def _called(

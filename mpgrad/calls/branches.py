@@ -140,7 +140,7 @@ def made_again(call: BranchCall, inputs: Sequence[Any], digest: int, **options: 
     Raises:
         MpgradError: its outputs differ from the first ones.
     """
-    branch = record(call._replace(watched=None), inputs, **options)
+    branch = record(call._replace(watched=None, seeks_lost=False), inputs, **options)
     if branch.digest() != digest:
         raise MpgradError(_NOT_THE_SAME.format(name=call.name))
     return branch

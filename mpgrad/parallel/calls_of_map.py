@@ -155,6 +155,7 @@ class CallsOfMap:
                     self.around,
                     self._watched if numbers[0] == 0 else None,
                     self._held(),
+                    self._watched is not None,
                 )
             )
 
