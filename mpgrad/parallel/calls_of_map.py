@@ -63,6 +63,7 @@ class CallsOfMap:
         is_sum: whether the results of a chunk are added.
         changes: see ``parallel_map``.
         are_buffers_of_first: whether Modules' buffers keep what the first call has left in them.
+        seed: of the random numbers; None: one is drawn from each of this process's generators.
 
     Attributes:
         name, key: of the function, for errors and for what is learned of it.
@@ -83,6 +84,7 @@ class CallsOfMap:
         is_sum: bool,
         changes: frozenset[str] = frozenset(),
         are_buffers_of_first: bool = False,
+        seed: tuple[int, int, int] | None = None,
     ) -> None:
         if TRACING.entered and (program := TRACING.program()) is not None:
             program.give_up(
@@ -97,7 +99,8 @@ class CallsOfMap:
         self.name = name_of(fn)
         self.key = f"{getattr(fn, '__module__', '')}.{self.name}"
         self._items, self._pieces, self._is_sum = items, pieces, is_sum
-        self._sender, self._seed = Sender(library, changes), draw_seed(library)
+        self._sender = Sender(library, changes)
+        self._seed = draw_seed(library) if seed is None else seed
         self._modes, self.around = library.modes(), look_around()
         self._travels = functools.partial(travels, library=library)
         #: The arrays of the inputs by ``id``; the inputs live as long.

@@ -137,13 +137,20 @@ class Runs:
 
     def is_watched(self, fn: Any) -> bool:
         """Count a map of ``fn``; whether it is the first, second, fourth, eighth ... one."""
-        while isinstance(fn, functools.partial | types.MethodType):
-            fn = fn.func if isinstance(fn, functools.partial) else fn.__func__
+        while (inner := _inner(fn)) is not None:
+            fn = inner
         key = getattr(fn, "__code__", None) or (type(fn), id(fn))
         count = self._counts.pop(key, 0) + 1
         self._counts[key] = count
         _shorten(self._counts)
         return count & (count - 1) == 0
+
+
+def _inner(fn: Any) -> Any:
+    """The callable that ``fn`` wraps; None: it wraps none."""
+    if isinstance(fn, functools.partial):
+        return fn.func
+    return fn.__func__ if isinstance(fn, types.MethodType) else getattr(fn, "__wrapped__", None)
 
 
 RUNS = Runs()

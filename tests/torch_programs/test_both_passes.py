@@ -132,6 +132,16 @@ def test_one_branch_is_differentiated_alone(engine: mg.Engine) -> None:
     assert torch.autograd.grad(outs[0], xs[1], allow_unused=True) == (None,)
 
 
+def test_gradients_have_memory_of_their_own(engine: mg.Engine) -> None:
+    """Those of a sum are one tensor, which is also what backward() was given."""
+    a, b = leaves(36, (3,), (3,))
+    (out,) = mt.parallel_map(lambda x, y: x + y, [a], [b])
+    given = torch.ones(3)
+    out.backward(given)
+    a.grad.zero_()
+    assert bits(b.grad, given) == bits(torch.ones(3), torch.ones(3))
+
+
 def test_maps_in_a_chain(engine: mg.Engine) -> None:
     def program(run: Any) -> list[Any]:
         w, *xs = leaves(5, (4, 4), *[(4,)] * 3)
