@@ -32,8 +32,13 @@ from mpgrad.graph.node import InputMetadata
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.plan_tables import CAPTURE, Member
-from mpgrad.shipping.attributes import are_scalars
-from mpgrad.shipping.decision import is_tried, keep_in_client, note_tried
+from mpgrad.shipping.attributes import are_scalars, name_set
+from mpgrad.shipping.decision import (
+    is_tried,
+    keep_changing,
+    keep_in_client,
+    note_tried,
+)
 from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.tensors.storage import adopt, watched
 
@@ -161,7 +166,12 @@ class ClientWorker:
 
     def note_success(self) -> None:
         """The graph has completed: its Functions on workers have raised nothing there."""
-        tried = {one.function for one in self._placed.trying if not one.has_changed()}
+        tried: set[type[Function]] = set()
+        for one in self._placed.trying:
+            if name := name_set(one.attributes, one.before):
+                keep_changing(one.function, name)
+            elif not one.has_changed():
+                tried.add(one.function)
         if self._untried or tried:
             note_tried(self._untried | tried)
 
