@@ -120,6 +120,9 @@ class ClientWorker:
         refs: list[GradientRef] = [None] * len(dispatch.blocks)
         failed = [0]
 
+        def note_failure(at: int, error: BaseException) -> None:
+            failed.append(at)
+
         def emit(output: int, array: Array | None) -> None:
             refs[output] = self._handover.gradient(array)
 
@@ -133,7 +136,7 @@ class ClientWorker:
                     step.apply = self._in_turn(member.node, step.apply)
             contributions = self._contributions(steps, dispatch)
             with watched() as changed:
-                self._run_steps(dispatch.task, steps, contributions, emit, failed.append)
+                self._run_steps(dispatch.task, steps, contributions, emit, note_failure)
             if changed:
                 self._saved.check(members[-1].node, changed)
             if self._reads is not None:
@@ -263,7 +266,7 @@ class ClientWorker:
         steps: Sequence[NodeStep],
         contributions: Iterable[tuple[int, int, Array | None]],
         emit: Callable[[int, Array | None], None],
-        on_failure: Callable[[int], None],
+        on_failure: Callable[[int, BaseException], None],
     ) -> None:
         """Run a task and report its times to an active profile."""
         times: list[float] | None = None if RUNNING.recording is None else []

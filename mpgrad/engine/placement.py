@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
+from mpgrad.autograd.functions.call_sites import SlowLoop, slow_loops
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.device import CPU
 from mpgrad.base.user_frames import level_of_caller
@@ -307,3 +308,26 @@ def warn_of_serial_functions(placed: Placed) -> None:
     others = len(set(placed.unasked.values())) - 1
     more = f" [engine.explain(loss) shows {others} more]" if others else ""
     warnings.warn(f"{new[0]}{more}", PerformanceWarning, stacklevel=level_of_caller())
+
+
+def slow_loops_of(frozen: FrozenGraph) -> list[SlowLoop]:
+    """The loops of ``Function.apply`` that have recorded a graph, the slowest first."""
+    spec = frozen.spec
+    targets = [[edge[0] for edge in node.edges if edge is not None] for node in spec.nodes]
+    return slow_loops(frozen.nodes, spec.order, targets)
+
+
+def warn_of_slow_loop(placed: Placed) -> None:
+    """Warn once in a program of a loop of ``Function.apply``.
+
+    Warns:
+        PerformanceWarning: names its line, and what to write.
+    """
+    if _SLOW_LOOP in _said or not (placed.code or placed.kept):
+        return
+    if loops := slow_loops_of(placed.frozen):
+        note_said(_SLOW_LOOP)
+        warnings.warn(str(loops[0]), PerformanceWarning, stacklevel=level_of_caller())
+
+
+_SLOW_LOOP = "a loop of Function.apply"

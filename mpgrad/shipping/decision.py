@@ -24,8 +24,9 @@ import threading
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +34,7 @@ import numpy as np
 from mpgrad.autograd.function import Function
 from mpgrad.shipping.code_reads import storing_line
 from mpgrad.shipping.constants import MISSING
-from mpgrad.shipping.contents import is_sparse, reduce_array
+from mpgrad.shipping.contents import fingerprint, is_sparse, reduce_array
 from mpgrad.shipping.findings import Survey, line_of
 from mpgrad.shipping.loading import tensor_of_client, thaw
 from mpgrad.shipping.purity import survey
@@ -164,6 +165,21 @@ def what_changed(cls: type[Function], held: tuple[type, ...] = ()) -> str:
     nothing has changed."""
     entry = _entries.get((cls, *held))
     return "" if entry is None else entry.survey.what_changed()
+
+
+def compared_of(
+    cls: type[Function], held: tuple[type, ...]
+) -> list[tuple[str, Callable[[], object]]]:
+    """What is compared in each backward of the class: who reads it in words, and what compares."""
+    entry = _entries.get((cls, *held))
+    if entry is None:
+        return []
+    found = entry.survey
+    contents = [(one.label, one.is_current) for one in found.contents]
+    return [
+        *contents,
+        *((label, partial(fingerprint, [value], found.contents)) for value, label in found.values),
+    ]
 
 
 def names_read(cls: type[Function], held: tuple[type, ...] = ()) -> list[str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import io
+import linecache
 import pickle
+import re
 import sys
 import traceback
 from typing import Any
@@ -93,8 +95,24 @@ def decode_error(data: bytes, *, with_traceback: bool = True) -> BaseException:
         is_full = not remote.short or config.traceback() == "full"
         text = remote.traceback if is_full else remote.short
         if is_full or '\n  File "' in text:  # else mpgrad has raised it, and it says all
-            object.__setattr__(error, "__cause__", RemoteTraceback(text))
+            object.__setattr__(error, "__cause__", RemoteTraceback(_with_source(text)))
     return error
+
+
+def _with_source(text: str) -> str:
+    """A traceback with the lines that only this process knows, as those of a notebook's cells."""
+    found: list[str] = []
+    lines = text.splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        found.append(line)
+        frame = _FRAME.fullmatch(line)
+        if frame is not None and not following.startswith("    "):
+            source = linecache.getline(frame[1], int(frame[2])).strip()
+            found += [f"    {source}"] if source else []
+    return "\n".join([*found, ""] if text.endswith("\n") else found)
+
+
+_FRAME = re.compile(r' *File "(.*)", line (\d+), in .*')
 
 
 def _rebuild(remote: RemoteError) -> BaseException:
