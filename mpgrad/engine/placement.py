@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.functions.call_sites import SlowLoop, slow_loops
+from mpgrad.autograd.functions.call_sites import CALL_S, WARN_CALL_S, SlowLoop, slow_loops
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.device import CPU
 from mpgrad.base.user_frames import level_of_caller
@@ -310,11 +310,11 @@ def warn_of_serial_functions(placed: Placed) -> None:
     warnings.warn(f"{new[0]}{more}", PerformanceWarning, stacklevel=level_of_caller())
 
 
-def slow_loops_of(frozen: FrozenGraph) -> list[SlowLoop]:
-    """The loops of ``Function.apply`` that have recorded a graph, the slowest first."""
+def slow_loops_of(frozen: FrozenGraph, call_s: float = CALL_S) -> list[SlowLoop]:
+    """The loops of ``Function.apply`` that have recorded a graph, the slowest first; see there."""
     spec = frozen.spec
     targets = [[edge[0] for edge in node.edges if edge is not None] for node in spec.nodes]
-    return slow_loops(frozen.nodes, spec.order, targets)
+    return slow_loops(frozen.nodes, spec.order, targets, call_s)
 
 
 def warn_of_slow_loop(placed: Placed) -> None:
@@ -325,7 +325,7 @@ def warn_of_slow_loop(placed: Placed) -> None:
     """
     if _SLOW_LOOP in _said or not (placed.code or placed.kept):
         return
-    if loops := slow_loops_of(placed.frozen):
+    if loops := slow_loops_of(placed.frozen, WARN_CALL_S):
         note_said(_SLOW_LOOP)
         warnings.warn(str(loops[0]), PerformanceWarning, stacklevel=level_of_caller())
 

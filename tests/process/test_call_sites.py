@@ -86,7 +86,7 @@ def unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("unsaid")
 def test_one_hint_in_a_program_names_a_slow_loop() -> None:
-    user = module(0.003)
+    user = module(0.012)
     with mg.Engine("process", cpu_workers=2), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(2):

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.user_frames import is_ours
 
-#: A loop of ``apply`` is worth a line from so many calls of so many seconds on.
-CALLS_MIN, CALL_S = 4, 2e-3
+#: A loop of ``apply`` is worth a line from so many calls of so many seconds on, and a warning where
+#: they are so long, also on a busy machine.
+CALLS_MIN, CALL_S, WARN_CALL_S = 4, 2e-3, 10e-3
 
 
 class SlowLoop(NamedTuple):
@@ -65,7 +66,10 @@ def _site(node: FunctionNode) -> tuple[object, ...] | None:
 
 
 def slow_loops(
-    nodes: Sequence[object], order: Sequence[int], targets: Sequence[Iterable[int]]
+    nodes: Sequence[object],
+    order: Sequence[int],
+    targets: Sequence[Iterable[int]],
+    call_s: float = CALL_S,
 ) -> list[SlowLoop]:
     """The loops of ``apply`` whose calls could run beside one another, the slowest first.
 
@@ -73,6 +77,7 @@ def slow_loops(
         nodes: of a graph.
         order: their serial order.
         targets: of each, to which other ones its gradients flow.
+        call_s: the seconds that a call takes at least.
     """
     found: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for at in order:
@@ -83,7 +88,7 @@ def slow_loops(
     for members in found.values():
         ones = [node for at in members if isinstance(node := nodes[at], FunctionNode)]
         seconds = sum(one.called[2] for one in ones if one.called)
-        if len(ones) < CALLS_MIN or seconds < CALL_S * len(ones) or not place_of(ones[0]):
+        if len(ones) < CALLS_MIN or seconds < call_s * len(ones) or not place_of(ones[0]):
             continue
         if not _has_chain({*members}, order, targets):
             loops.append(SlowLoop(ones[0].function, place_of(ones[0]), len(ones), seconds))
