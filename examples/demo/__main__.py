@@ -147,8 +147,8 @@ def _show_branches(console: Console, page: str) -> bool:
     """Race the branches; whether the gradients came out the same."""
     terms = branches.calibrate(BRANCH_MS / 1000)
     console.print(
-        f"[bold]1. A step of {BRANCHES} branches: {BRANCH_MS:.0f} ms of pure Python forward, and as "
-        "much backward[/]"
+        f"[bold]1. A step of {BRANCHES} branches: {BRANCH_MS:.0f} ms of pure Python forward, and "
+        "as much backward[/]"
     )
     with _progress(console) as progress:
         after_round = _counter(progress, "rounds", branches.ROUNDS)
