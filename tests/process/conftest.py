@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
+from mpgrad.autograd.freezing import costs, freeze
 from mpgrad.engine.engine import _stack
+from mpgrad.scheduler.cost_model import CostModel
 from tests.leftovers import Leftovers, left_since
 from tests.python_path import path_to
 
@@ -77,6 +79,20 @@ def check_usable() -> None:
     x = mg.tensor([3.0, 4.0], requires_grad=True)
     (x * x).sum().backward()
     assert x.grad.tolist() == [6.0, 8.0]
+
+
+class Unteachable(CostModel):
+    """Costs stay what the shapes say: on a busy machine others are measured, and plans differ."""
+
+    def observe(self, key: Any, measured_us: Any, guess: float | None = None) -> None:
+        pass
+
+
+def plans_of_shapes_alone(patch: pytest.MonkeyPatch) -> None:
+    """The plan of a graph is the same whatever has run before, and however fast that was."""
+    patch.setattr(costs, "model", Unteachable())
+    for kept in ("_memory", "_guards"):  # a plan that another test has left would serve
+        patch.setattr(freeze, kept, type(getattr(freeze, kept))())
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.engine.placement import place
 from mpgrad.scheduler import tuning
-from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.tensors.tensor import gradient_edge
 from tests.leftovers import wait_until
+from tests.process.conftest import plans_of_shapes_alone
 from tests.process.kill_points import PHASES, dying, kill_at
 
 pytestmark = pytest.mark.process
@@ -31,18 +30,11 @@ def leaves_nothing(module_leaves_nothing: None) -> None:
     """Every cell of the matrix replaces a worker of a shared engine: the module is checked."""
 
 
-class Unteachable(CostModel):
-    """Costs stay what the shapes say: on a busy machine others are measured, and plans differ."""
-
-    def observe(self, key: Any, microseconds: float, guess: float | None = None) -> None:
-        pass
-
-
 @pytest.fixture(scope="module", autouse=True)
 def one_node_per_task() -> Iterator[None]:
     """The same NodeTasks in every backward, whatever their costs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(costs, "model", Unteachable())
+        plans_of_shapes_alone(patch)
         patch.setattr(tuning, "WORTH_MESSAGES", 0.01)
         patch.setattr(tuning, "TASK_MAX_US", 0.0)
         yield

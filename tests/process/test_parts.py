@@ -13,6 +13,7 @@ from mpgrad.nn import functional as F
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import CostModel
 from tests.leftovers import wait_until
+from tests.process.conftest import plans_of_shapes_alone
 from tests.process.kill_points import kill_at
 
 pytestmark = pytest.mark.process
@@ -76,6 +77,7 @@ POINTS = [f"worker:{phase}:{task}" for phase in PHASES for task in (PASSES_ON, C
 
 
 def test_workers_die_around_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans_of_shapes_alone(monkeypatch)
     with mg.Engine("local"):
         expected = bits(mg.matmul, np.float32)
     with monkeypatch.context() as patch:

@@ -9,21 +9,24 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import freeze as freezing
 from mpgrad.engine import preparation
 from mpgrad.engine.execution import RECOVERIES_MAX, may_run_again
 from mpgrad.errors import CoordinatorLost
 from mpgrad.scheduler.plan import plan
 from mpgrad.wire.transport import ROUTER_LANES
 from tests.leftovers import descendants, is_alive, named_memory_of, wait_until
-from tests.process.conftest import check_usable, script_environment
+from tests.process.conftest import (
+    check_usable,
+    plans_of_shapes_alone,
+    script_environment,
+)
 from tests.process.kill_points import PHASES, dying, kill_at
 from tests.process.test_kill_points import gradient, leaf, tree
 
@@ -67,8 +70,7 @@ def test_with_recover_all_the_backward_is_run_again(undisturbed: bytes, phase: s
 
 def test_in_the_middle_of_many_tasks(monkeypatch: pytest.MonkeyPatch, undisturbed: bytes) -> None:
     monkeypatch.setattr(preparation, "plan", partial(plan, fuse=False))
-    for kept in ("_memory", "_guards"):  # a plan that another test has left would serve
-        monkeypatch.setattr(freezing, kept, type(getattr(freezing, kept))())
+    plans_of_shapes_alone(monkeypatch)
     with doomed("coordinator:answered:3:SEGV", "all") as engine:
         assert gradient() == undisturbed
         assert engine.statistics().recoveries == 1
@@ -182,7 +184,10 @@ def test_everything_killed_at_once(
 
 def sockets_of(pids: Iterable[int]) -> set[str]:
     """The abstract addresses at which these processes listen."""
-    held = {os.readlink(entry) for pid in pids for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    held = set()
+    for entry in (entry for pid in pids for entry in Path(f"/proc/{pid}/fd").iterdir()):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            held.add(os.readlink(entry))
     rows = re.findall(r" (\d+) (@mpgrad-\S+)", Path("/proc/net/unix").read_text())
     return {address for inode, address in rows if f"socket:[{inode}]" in held}
 
