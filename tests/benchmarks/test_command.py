@@ -6,10 +6,10 @@ import contextlib
 import importlib.util
 import io
 import json
+import os
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import pytest
 
 from benchmarks import cli
@@ -19,6 +19,7 @@ from benchmarks.document import document
 from benchmarks.report import Run, as_json
 from benchmarks.rounds import CaseResult, Point
 from benchmarks.runners import find_torch
+from tests.leftovers import descendants, wait_until
 
 MPGRAD, TORCH = {"mpgrad process", "mpgrad local"}, "torch 1 thread"
 
@@ -29,18 +30,19 @@ class QuickRun(NamedTuple):
     figures: Path
     page: Path
     printed: str
-    processes: set[psutil.Process]
+    processes: frozenset[int]
 
 
 @pytest.fixture(scope="module")
 def quick_run(tmp_path_factory):
-    before = set(psutil.Process().children(recursive=True))
+    before = descendants(os.getpid())
     directory = tmp_path_factory.mktemp("quick")
     figures, page = directory / "figures.json", directory / "page.md"
     arguments = ["overhead", "--quick", "--rounds", "1"]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert main([*arguments, "--json", str(figures), "--write", str(page)]) == 0
-    left = set(psutil.Process().children(recursive=True)) - before
+    wait_until(lambda: descendants(os.getpid()) <= before)
+    left = descendants(os.getpid()) - before
     return QuickRun(figures, page, printed.getvalue(), left)
 
 

@@ -19,7 +19,7 @@ from mpgrad.autograd.running import engine_slot
 from mpgrad.engine.engine import current_engine
 from mpgrad.engine.placement import place
 from mpgrad.tensors.tensor import gradient_edge
-from tests.leftovers import is_alive
+from tests.leftovers import is_alive, wait_until
 
 LOOPS = 50
 
@@ -99,7 +99,7 @@ def test_a_renewed_runner_has_another_engine_and_the_same_bits():
         process.sample()
         (first,), found = runners[0].engine.worker_pids(), process.gradients()[0].tobytes()
         process.renew()
-        assert not is_alive(first)
+        assert wait_until(lambda: not is_alive(first))
         process.sample()
         assert runners[0].engine.worker_pids() != [first]
         assert process.gradients()[0].tobytes() == found
