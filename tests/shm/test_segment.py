@@ -19,6 +19,8 @@ import pytest
 
 from mpgrad.errors import ProtocolError, SharedMemoryExhausted
 from mpgrad.shm.segment import REQUIRED_SEALS, Segment
+from tests.leftovers import wait_until
+from tests.memory_holders import arena_bytes, arenas_of, holders_of
 
 MIB = 1 << 20
 PAGE = mmap.PAGESIZE
@@ -31,11 +33,6 @@ def open_descriptors() -> int:
 def held_bytes(segment: Segment) -> int:
     """The bytes of physical pages that the kernel holds for the segment."""
     return os.fstat(segment.fd).st_blocks * 512
-
-
-def shared_memory_of_the_machine() -> int:
-    with open("/proc/meminfo") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Shmem:"))
 
 
 def test_two_mappings_see_each_other():
@@ -299,12 +296,13 @@ def kill(child: subprocess.Popen[bytes]) -> None:
 def test_kill_9_frees_the_memory():
     child = start_holder()
     try:
-        held = shared_memory_of_the_machine()
+        arenas = {at for at, name in arenas_of(child.pid).items() if name == "kill-test"}
+        assert len(arenas) == 1
+        assert arena_bytes(child.pid) >= 64 * MIB
         assert not [name for name in os.listdir("/dev/shm") if "mpgrad" in name]
     finally:
         kill(child)
-    # Other programs' shared memory moves as well: 3/4 of the 64 MiB must show.
-    assert held - shared_memory_of_the_machine() > 48 * MIB
+    assert wait_until(lambda: not holders_of(arenas))
 
 
 @pytest.mark.slow
