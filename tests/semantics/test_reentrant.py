@@ -184,16 +184,16 @@ def test_what_a_thread_knows_goes_along() -> None:
 
 @row("M2")
 def test_helper_threads_are_used_again() -> None:
-    def helpers() -> int:
-        return sum(thread.name == "mpgrad-backward" for thread in threading.enumerate())
+    def helpers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "mpgrad-backward"}
 
     deep = Deep(mg)
     with mg.Engine("local"):
         deep.dive(mg, 100)
         before = helpers()
-        assert before > 0
+        assert before
         deep.dive(mg, 100)
-        assert helpers() == before
+        assert helpers() <= before  # those of other tests may end meanwhile
 
 
 # torch 2.13 turns an error that crosses its helper threads into a SystemError.
