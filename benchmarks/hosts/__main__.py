@@ -11,7 +11,7 @@ from benchmarks.awake import kept_awake
 from benchmarks.hosts.measurement import QUICK, THOROUGH, as_json, measure
 from benchmarks.hosts.page import replaced, tables
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "many-hosts.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "hosts.md"
 #: What matters to these figures.
 _LINES = ("processor", "memory", "system", "Python", "packages", "peers", "commit")
 

@@ -1,4 +1,4 @@
-"""The tables of docs/many-hosts.md that ``scripts/bench hosts`` writes."""
+"""The tables of docs/evidence/hosts.md that ``scripts/bench hosts`` writes."""
 
 from __future__ import annotations
 

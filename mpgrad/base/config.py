@@ -190,7 +190,7 @@ PIN: Setting[str] = Setting(
     "none",
     parse_pin,
     "`none`, `cores`, `nodes`",
-    "What each CPU worker is bound to: nothing; a core of its own; the processors of a NUMA node.",
+    "The binding of each CPU worker: none; a core of its own; the processors of a NUMA node.",
     "`none`",
 )
 SHM_LIMIT: Setting[int | None] = Setting(
@@ -224,9 +224,9 @@ PYTHON: Setting[str | None] = Setting(
     None,
     parse_path,
     "the path of a Python interpreter",
-    "What runs the coordinator, the workers and the ranks of `mpgrad run`, where `sys.executable` "
-    "is no Python (a frozen application, uWSGI, a program that embeds Python). It has the same "
-    "version of Python and of mpgrad.",
+    "The interpreter of the coordinator, the workers and the ranks of `mpgrad run`, where "
+    "`sys.executable` is no Python (a frozen application, uWSGI, a program that embeds Python). "
+    "It has the same version of Python and of mpgrad.",
     "`sys.executable`",
 )
 START_TIMEOUT: Setting[float] = Setting(
@@ -243,7 +243,7 @@ DEBUG: Setting[int] = Setting(
     0,
     parse_debug,
     "`0`, `1`, `2`",
-    "What the engine reports on stderr: nothing; the mode of each backward and why; every node.",
+    "The reports of the engine on stderr: none; the mode of each backward and why; every Node.",
     "`0`",
 )
 
@@ -413,7 +413,7 @@ def settings_table() -> str:
             "default. A value that is not allowed raises `ValueError` when it is first used. The",
             "first engine names variables that look like one of these and are none.",
             "",
-            "| variable | allowed | default | what it does |",
+            "| variable | allowed | default | effect |",
             "|---|---|---|---|",
             *rows,
             "",

@@ -49,7 +49,8 @@ def test_only_what_is_between_the_marks_is_replaced() -> None:
     assert once.count("nothing but this") == 1
     assert replaced(once, "nothing but this") == once
     assert once.partition("## Numbers")[0] == page.partition("## Numbers")[0]
-    assert once.partition("### On paper")[2] == page.partition("### On paper")[2]
+    assert "## On paper" in page
+    assert once.partition("## On paper")[2] == page.partition("## On paper")[2]
     with pytest.raises(ValueError, match="the page has no <!-- scripts/bench hosts"):
         replaced("no marks", "")
 
