@@ -96,6 +96,32 @@ class Request(NamedTuple):
         return self._replace(result_nbytes=nbytes, is_again=True)
 
 
+class Chunks(Sequence[Sequence[Request]]):
+    """The calls of each task, which are made when they are first asked for.
+
+    Args:
+        sizes: the number of calls of each chunk.
+        make: gives the calls of a chunk, by its number. The chunks are asked for in order.
+    """
+
+    def __init__(self, sizes: Sequence[int], make: Callable[[int], Sequence[Request]]) -> None:
+        self._sizes, self._make = sizes, make
+        self.made: list[Sequence[Request]] = []
+
+    @property
+    def calls(self) -> int:
+        """The number of all calls."""
+        return sum(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __getitem__(self, number: Any) -> Any:
+        while len(self.made) <= number < len(self):
+            self.made.append(self._make(len(self.made)))
+        return self.made[number]
+
+
 class Answered(NamedTuple):
     """What a call has given: its answer, the bytes of the tensors in it, and the microseconds that
     its worker has taken."""
@@ -111,7 +137,7 @@ class Answered(NamedTuple):
 
 
 def run_calls(
-    chunks: Sequence[Sequence[Request]],
+    chunks: Chunks,
     sessions: SessionPool,
     shows_progress: bool,
     around: Around,
@@ -120,7 +146,7 @@ def run_calls(
     """Run calls in workers, one task for each chunk.
 
     Args:
-        chunks: the calls.
+        chunks: the calls; those of later ones are made while workers run earlier ones.
         sessions: of the engine.
         shows_progress: see ``Engine(progress=...)``.
         around: what is around the calling thread.
@@ -138,13 +164,13 @@ def run_calls(
     except BaseException:
         # Some of them may have ended well, and nobody will ask for their branches.
         sessions.ended_branches.extend(
-            [(ANY_SLOT, at) for chunk in chunks for request in chunk for at in request.recorded]
+            [(ANY_SLOT, at) for some in chunks.made for one in some for at in one.recorded]
         )
         raise
 
 
 def _run_calls(
-    chunks: Sequence[Sequence[Request]],
+    chunks: Chunks,
     sessions: SessionPool,
     shows_progress: bool,
     around: Around,
@@ -154,9 +180,14 @@ def _run_calls(
     with sessions.session() as session:
         keep.engine_arena = sessions.coordinator.arena
         tasks = tasks_of(chunks, around, keep, sessions.initializer)
-        calls = sum(map(len, chunks))
         messages = messages_of(
-            tasks, len(chunks), calls, session.peer, number, session.workers, depth_of_calls()
+            tasks,
+            len(chunks),
+            chunks.calls,
+            session.peer,
+            number,
+            session.workers,
+            depth_of_calls(),
         )
         pid = session.coordinator.pid
         with session.interrupts.deferred():
@@ -170,7 +201,7 @@ def _run_calls(
                 found = opened(outcome.captures, took_us, sessions, session)
     warn(kept, lambda task: chunks[task][0].call.items[0].number)
     if not isinstance(outcome, CompleteGraph):
-        raise error_of_calls(outcome, [f"{c[0].call.name} of {_items(c)}" for c in chunks])
+        raise error_of_calls(outcome, lambda task: _name(chunks[task]))
     return found
 
 
@@ -187,8 +218,9 @@ def warn(kept: Sequence[ForwardOutput], position: Callable[[int], int]) -> None:
         replay_warnings(warned, position)
 
 
-def _items(chunk: Sequence[Request]) -> str:
-    return items_in_order([item for request in chunk for item in request.call.items])
+def _name(chunk: Sequence[Request]) -> str:
+    items = items_in_order([item for request in chunk for item in request.call.items])
+    return f"{chunk[0].call.name} of {items}"
 
 
 def no_client_task(dispatch: DispatchNodeTask) -> NodeTaskDone | NodeTaskFailed:

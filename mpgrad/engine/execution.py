@@ -22,7 +22,7 @@ from mpgrad.calls.branches import BRANCHES
 from mpgrad.calls.initializing import Initializer
 from mpgrad.engine import compiled
 from mpgrad.engine.blas import blas_limit, let_idle_threads_sleep
-from mpgrad.engine.calls_in_workers import Answered, Request, run_calls
+from mpgrad.engine.calls_in_workers import Answered, Chunks, run_calls
 from mpgrad.engine.choice import Mode
 from mpgrad.engine.engine_statistics import ArenaStatistics, Counters, EngineStatistics
 from mpgrad.engine.explanation import Explanation, explain
@@ -205,9 +205,7 @@ class Execution:
 
     # ------------------------------------------------------------------ calls forward
 
-    def run_calls(
-        self, chunks: Sequence[Sequence[Request]], around: Around, keep: PackedArrays
-    ) -> list[Answered]:
+    def run_calls(self, chunks: Chunks, around: Around, keep: PackedArrays) -> list[Answered]:
         """Run calls in workers; see ``calls_in_workers.run_calls``. They change nothing in this
         process, so they run again if the coordinator dies."""
         recoveries = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.functions.call_sites import call_in_words
@@ -73,9 +73,9 @@ def cause_of(
     return EngineClosed(f"the backward was cancelled: {text}. No .grad was changed.")
 
 
-def error_of_calls(outcome: FailGraph, names: Sequence[str]) -> BaseException:
-    """The exception of calls that failed; ``names`` has that of each task."""
-    name = names[outcome.task] if outcome.task >= 0 else "the calls could not be finished"
+def error_of_calls(outcome: FailGraph, name_of_task: Callable[[int], str]) -> BaseException:
+    """The exception of calls that failed."""
+    name = name_of_task(outcome.task) if outcome.task >= 0 else "the calls could not be finished"
     if outcome.kind == "error":
         return decode_error(outcome.error)
     if outcome.kind == "memory":

@@ -208,6 +208,12 @@ class Session:
         try:
             for message in messages:
                 self._send(message)
+                try:
+                    with self.interrupts.allowed():
+                        pass
+                except BaseException as error:
+                    self._stop(graph, error)
+                    raise
         except Exception as error:
             self.cancel(graph, None)
             return error

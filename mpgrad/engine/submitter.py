@@ -248,7 +248,7 @@ class Submitter:
                 self._send(session, submission)
         else:
             self._sessions.ended_branches.extend([(ANY_SLOT, at) for at in request.recorded])
-            submission.end(error_of_calls(outcome, [request.call.name]))
+            submission.end(error_of_calls(outcome, lambda _: request.call.name))
 
     def _recover(self, lost: CoordinatorLost) -> None:
         running, self._running = [*self._running.values()], {}

@@ -21,7 +21,8 @@ from mpgrad.calls.item_generators import Drawn, go_on
 from mpgrad.calls.results import load_result
 from mpgrad.calls.travel import Sender, travels
 from mpgrad.calls.unpicklable import why_it_does_not_travel
-from mpgrad.engine.calls_in_workers import Answered, Request
+from mpgrad.devices.device_arrays import CUDA
+from mpgrad.engine.calls_in_workers import Answered, Chunks, Request
 from mpgrad.engine.engine import current_engine
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.parallel import placing
@@ -114,10 +115,22 @@ class CallsOfMap:
         self.keep = PackedArrays()
         self._inputs: list[list[Any]] = []
         self._calls: list[BranchCall] = []
+        #: The number of chunks whose calls there are.
+        self._packed = 0
         self._arrays: list[list[Array]] = []
         self.is_on_gpu = False
-        for piece in pieces:
-            self._pack(piece)
+        self._pack_until(len(items) if CUDA.in_use else 1)  # is a later one on a GPU?
+
+    def _pack_until(self, items: int) -> None:
+        """Make the calls of so many items: later ones are packed while workers run earlier ones."""
+        while self._packed < len(self._pieces) and self._pieces[self._packed].start < items:
+            self._pack(self._pieces[self._packed])
+            self._packed += 1
+
+    @property
+    def _count(self) -> int:
+        """The number of calls."""
+        return len(self._pieces if self._is_sum else self._items)
 
     def _pack(self, piece: range) -> None:
         """Make the Calls of one chunk: one of all its items for a sum, else one for each."""
@@ -193,23 +206,25 @@ class CallsOfMap:
 
     def run_here(self) -> list[Any]:
         """The results of all calls, which run in this process."""
-        count = len(self._calls)
-        ran = placing.run_here(self.key, count, self._here, until=lambda done: False)
+        self._pack_until(len(self._items))  # what cannot travel is found before anything runs
+        ran = placing.run_here(self.key, self._count, self._here, until=lambda done: False)
         self._write_buffers(ran)
         return [self._result(number, one) for number, one in enumerate(ran)]
 
     def _wherever_it_is_faster(self) -> list[_Ran]:
         execution = current_engine().execution_for_calls()
-        workers, count = execution.workers, len(self._calls)
+        workers, count = execution.workers, self._count
 
         def are_workers_better(done: int) -> bool:
             better = placing.is_worth_it(self.key, count - done, workers)
             return bool(better) and execution.start_for_calls()
 
-        if placing.was_better_here(self.key, count):
-            return placing.run_here(self.key, count, self._here, until=lambda done: False)
-        if are_workers_better(0):
+        is_better_here = placing.was_better_here(self.key, count)
+        if not is_better_here and are_workers_better(0):
             return self._in_workers(0)
+        self._pack_until(len(self._items))
+        if is_better_here:
+            return placing.run_here(self.key, count, self._here, until=lambda done: False)
         ran = placing.run_here(self.key, count, self._here, until=are_workers_better)
         return ran if len(ran) == count else ran + self._in_workers(len(ran))
 
@@ -252,11 +267,11 @@ class CallsOfMap:
         """Run the calls from ``first`` on in workers."""
         execution = current_engine().execution_for_calls()
         self._ended = execution.sessions.ended_branches
-        requests = self.requests(first)
         with span(f"wait for {self.name}", WAITING):
-            chunks, started = self._chunks(requests, first), perf_counter()
+            chunks, started = self._chunks(first), perf_counter()
             answered = execution.run_calls(chunks, self.around, self.keep)
         took_us = (perf_counter() - started) * 1e6
+        requests = [request for chunk in chunks.made for request in chunk]
         placing.IN_WORKERS.note(self.key, len(requests), took_us)
         placing.TIMES.observe(self.key, [one.took_us for one in answered])
         ran, lacking = dict[int, _Ran](), dict[int, Request]()
@@ -267,26 +282,34 @@ class CallsOfMap:
             else:
                 ran[at] = self._opened(first + at, one)
         if lacking:
-            alone = [[one] for one in lacking.values()]
-            again = execution.run_calls(alone, self.around, self.keep)
+            alone = list(lacking.values())
+            chunks = Chunks([1] * len(alone), lambda at: [alone[at]])
+            again = execution.run_calls(chunks, self.around, self.keep)
             for at, one in zip(lacking, again, strict=True):
                 if one.lacks_room:
                     lacking[at].with_room(one.answer.nbytes)
                 ran[at] = self._opened(first + at, one)
         return [ran[at] for at in range(len(requests))]
 
-    def requests(self, first: int) -> list[Request]:
-        """The calls from ``first`` on, for workers."""
-        return [
-            Request(call, arrays, placing.SIZES.expected(self.key, arrays))
-            for call, arrays in zip(self._calls[first:], self._arrays[first:], strict=True)
-        ]
+    def request(self, number: int) -> Request:
+        """A call, for workers."""
+        arrays = self._arrays[number]
+        return Request(self._calls[number], arrays, placing.SIZES.expected(self.key, arrays))
 
-    def _chunks(self, requests: list[Request], first: int) -> list[list[Request]]:
-        if self._is_sum or len(self._calls) == len(self._pieces):
-            return [[request] for request in requests]
-        ends = [piece.stop - first for piece in self._pieces if piece.stop > first]
-        return [requests[max(a, 0) : b] for a, b in zip([0, *ends], ends, strict=False)]
+    def _chunks(self, first: int) -> Chunks:
+        """The calls from ``first`` on, for workers."""
+        if self._is_sum:
+            calls = [range(at, at + 1) for at in range(first, self._count)]
+        else:
+            calls = [range(max(one.start, first), one.stop) for one in self._pieces]
+            calls = [one for one in calls if one]
+
+        def make(chunk: int) -> list[Request]:
+            last = calls[chunk].stop
+            self._pack_until(self._pieces[last - 1].stop if self._is_sum else last)
+            return [self.request(at) for at in calls[chunk]]
+
+        return Chunks(list(map(len, calls)), make)
 
     def _opened(self, number: int, one: Answered) -> _Ran:
         """What call ``number`` has given. Its branch goes with it, whatever is raised later."""

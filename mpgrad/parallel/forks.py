@@ -163,7 +163,7 @@ def _submit(made: CallsOfMap, future: ForkFuture) -> None:
             future.set_result(result)
 
     submission = Submission(
-        made.requests(0)[0],
+        made.request(0),
         made.around,
         made.keep,
         depth_of_calls(),

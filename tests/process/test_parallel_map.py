@@ -6,7 +6,9 @@ import gc
 import os
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ import mpgrad as mg
 from mpgrad import nn
 from mpgrad.calls.branches import BRANCHES
 from mpgrad.parallel import placing
+from tests.leftovers import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -664,3 +667,49 @@ def test_small_arguments_are_kept_as_they_were_large_ones_are_named(engine: mg.E
                 with pytest.raises(RuntimeError, match=r"branch of .*adds has to be made again"):
                     out.backward()
     assert bits(x.grad) == bits(x.cos() * 2)
+
+
+# ---------------------------------------------------------------------- many items
+
+
+class Packed:
+    """Runs ``when_packed`` when it is first packed."""
+
+    def __init__(self, when_packed: Callable[[], object]) -> None:
+        self.when_packed: Callable[[], object] | None = when_packed
+
+    def __reduce__(self) -> Any:
+        run, self.when_packed = self.when_packed, None
+        if run is not None:
+            run()
+        return str, ()
+
+
+@pytest.mark.parametrize("out", ["list", "sum"])
+def test_calls_begin_before_the_last_items_are_packed(out: str, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    def begins(item: Any) -> int:
+        begun.touch()
+        return 1
+
+    with mg.Engine("process", cpu_workers=1):
+        has_begun: list[bool] = []
+        last = Packed(lambda: has_begun.append(wait_until(begun.exists)))
+        found = mg.parallel_map(begins, [*range(20), last], out=out)
+        assert found == (21 if out == "sum" else [1] * 21)
+        assert has_begun == [True]
+
+
+def test_an_item_that_cannot_be_packed_ends_the_calls_before_it(engine: mg.Engine) -> None:
+    items = [*range(200), threading.Lock()]
+    with pytest.raises(TypeError, match=r"argument 0 of item 200"):
+        mg.parallel_map(lambda k: k, items)
+    assert mg.parallel_map(lambda k: k, [1, 2]) == [1, 2]
+
+
+def test_ctrl_c_while_items_are_packed(engine: mg.Engine) -> None:
+    items = [*range(40), Packed(lambda: signal.raise_signal(signal.SIGINT)), *range(400)]
+    with pytest.raises(KeyboardInterrupt):
+        mg.parallel_map(lambda k: k, items)
+    assert mg.parallel_map(lambda k: k, [1, 2]) == [1, 2]
