@@ -1,7 +1,7 @@
 """Programs of random Functions that read and change state of every kind, as source.
 
 Each kind of state has a line at the top of the module, lines that read it, and lines that change
-it, in a backward or between two. ``§`` stands for a number that no other part of the program has.
+it, in a backward or between two (``State``).
 """
 
 from __future__ import annotations
@@ -11,33 +11,16 @@ import random
 import re
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
 
-
-class State(NamedTuple):
-    """One kind of state; every part is source, and may be empty.
-
-    Attributes:
-        top: what makes it.
-        read: statements of a backward that add to ``value``.
-        write: statements of a backward that change it.
-        between: statements that change it between two backwards; ``step`` counts those.
-        forward: statements of the forward, for what stands on ctx.
-    """
-
-    top: str = ""
-    read: str = ""
-    write: str = ""
-    between: str = ""
-    forward: str = ""
-
+from stress.natural_states import TOP, State, natural_states
 
 STATES: dict[str, State] = {
     kind: State(**parts)
     for kind, parts in tomllib.loads((Path(__file__).parent / "states.toml").read_text()).items()
-}
+} | natural_states()
 
-_HEAD = """
+_HEAD = (
+    """
 import collections, concurrent.futures, contextlib, contextvars, dataclasses, datetime, decimal
 import enum, functools, gc, importlib, itertools, json, locale, logging, math, os, pathlib, queue
 import random, re, resource, signal, subprocess, sys, threading, time, types, warnings, weakref
@@ -45,6 +28,8 @@ import numpy as np
 import mpgrad as mg
 import settings_for_fuzz as lib
 """
+    + TOP
+)
 
 
 def program(seed: int, number: int) -> tuple[str, list[str]]:

@@ -22,10 +22,13 @@ from benchmarks.runners import WORKERS, ForwardPass, Runner, find_torch, torch_r
 ABOUT = """\
 *torch: ...*: the same items in a PyTorch program. *mpgrad.torch map* is one `mt.parallel_map`,
 *fork* is `mt.fork` for each item and then `mt.wait` for each. `torch.jit.fork` gets each item.
-*torch: 16 perceptrons*: 2 layers of 1,024, batch 256, each a Module of its own."""
+*torch: backward of 16 Functions*: `loss = loss + F.apply(x).sum()`, the class with and without
+`mt.parallelize`; only `backward()` is timed. *torch: 16 perceptrons*: 2 layers of 1,024, batch 256,
+each a Module of its own."""
 
 ITEMS, PASSES = 16, 2
 TORCH, TORCH_2, LIMIT = "torch 1 thread", "torch 2 threads", "two-process limit"
+PARALLELIZE = "mpgrad.torch parallelize"
 MAP, FORK, JIT = "mpgrad.torch map", "mpgrad.torch fork", "torch.jit.fork"
 #: Samples of something so short are averaged over this many.
 _SHORT_REPEATS = 50
@@ -49,6 +52,8 @@ _GRAINS = (
     _Grain("torch: 5 + 5 ms", 5.0, 16, 15, 1.69),
     _Grain("torch: 1 + 1 ms", 1.0, 16, 15, 1.44),
 )
+#: The milliseconds of a Function's backward.
+_UNCHANGED_MS = 20.0
 #: The width of the perceptrons.
 _WIDTH = 1024
 
@@ -64,6 +69,7 @@ def cases(quick: bool) -> Generator[Case, None, None]:
         peer = stack.enter_context(PeerProcess("ProcessPoolExecutor", "concurrent.futures"))
         for grain in _GRAINS:
             yield from _grain(grain, runners, peer, 2 if quick else grain.rounds, quick)
+        yield from _unchanged(runners, 2 if quick else 9, quick)
         yield _perceptrons(runners, 2 if quick else 9)
         yield _nothing(runners[0], 2 if quick else 21)
     mg.set_engine(None)
@@ -145,7 +151,7 @@ def _sum(torch: Any, outs: list[Any]) -> Any:
 
 
 @functools.cache
-def _item_function() -> Any:
+def _item_function(parallel: bool = False) -> Any:
     torch: Any = find_torch()
 
     class TorchItem(torch.autograd.Function):
@@ -159,7 +165,48 @@ def _item_function() -> Any:
 
         backward = staticmethod(branch_backward)
 
+    if parallel:
+        _parallel().parallelize(TorchItem)
     return TorchItem
+
+
+# ---------------------------------------------------------------------- an unchanged program
+
+
+def _unchanged(runners: list[Runner], rounds: int, quick: bool) -> Generator[Case, None, None]:
+    load = Load(ITEMS * _UNCHANGED_MS, TORCH, True)
+    for_loops = Attempts(load, _UNCHANGED_MS, in_a_sample(ITEMS, 1), 1 if quick else ATTEMPTS)
+    plain = next(one for one in runners if one.name == TORCH)
+    ways = [(plain, False), (replace(runners[0], name=PARALLELIZE), True)]
+    for loops in for_loops:
+        yield Case(
+            "torch: backward of 16 Functions",
+            [
+                *[
+                    replace(way.contender(partial(unchanged, loops, parallel)), renew=None)
+                    for way, parallel in ways
+                ],
+                alone(loops, ITEMS, 1),
+            ],
+            (TORCH,),
+            rounds,
+            targets=[Target(PARALLELIZE, TORCH, at_least=1.85)],
+            fault=for_loops.fault,
+        )
+
+
+def unchanged(loops: int, parallel: bool, torch: Any) -> ForwardPass:
+    """A program that calls a Function 16 times, one after another."""
+    leaves = [torch.tensor(branch_input(item, 16), requires_grad=True) for item in range(ITEMS)]
+    call = _item_function(parallel).apply
+
+    def forward() -> Any:
+        loss = torch.zeros(())
+        for leaf in leaves:
+            loss = loss + call(leaf, loops).sum()
+        return loss
+
+    return ForwardPass(leaves, forward)
 
 
 # ---------------------------------------------------------------------- perceptrons

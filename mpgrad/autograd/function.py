@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterable
+from time import perf_counter
 from typing import Any, ClassVar
 
 from mpgrad.autograd.functions.context import FunctionContext
@@ -186,6 +188,7 @@ class Function:
         # Before forward, which may rewrite the history of an input (see mark_dirty).
         node = _node(cls, ctx, args, needs) if recorded and True in needs else None
         GRAD_MODE.enabled = False
+        started = perf_counter()
         try:
             with span(cls.__name__, FUNCTION, -1 if node is None else node.sequence_nr):
                 if separate:
@@ -197,6 +200,9 @@ class Function:
             raise accidental_end(f"The forward of {cls.__name__}") from error
         finally:
             GRAD_MODE.enabled = recorded
+        if node is not None:
+            caller = sys._getframe(1)
+            node.called = caller.f_code, caller.f_lasti, perf_counter() - started
         several = isinstance(raw, tuple)
         produced = raw if several else (raw,)
         outputs = outputs_of(produced, args, ctx, node, has_setup_context=separate)

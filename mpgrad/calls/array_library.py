@@ -134,6 +134,11 @@ class ArrayLibrary(ABC):
             RuntimeError: a gradient would be lost: a leaf that is no input was there before.
         """
 
+    def standing_leaves(self, branch: Branch) -> Sequence[Any]:
+        """The leaves in a branch's graph that are no inputs and that something else holds, too; of
+        a library that does not know them otherwise."""
+        return ()
+
     def aliases(self, branch: Branch) -> Sequence[int]:
         """The numbers of the outputs that share memory with an input or another output."""
         return ()

@@ -22,6 +22,7 @@ from mpgrad.calls.array_library import ArrayLibrary, library_of, seed_generators
 from mpgrad.calls.call import BranchCall, Item
 from mpgrad.calls.classes import held_by_classes
 from mpgrad.calls.item_generators import Drawn, drawn_from, states_of
+from mpgrad.calls.lost_gradients import require_own_leaves
 from mpgrad.calls.results import can_return, dump_result
 from mpgrad.calls.state import ReachedState
 from mpgrad.calls.travel import Receiver
@@ -72,6 +73,7 @@ class Branch(NamedTuple):
         changed: the numbers of the inputs that have changed and may (Modules' buffers).
         grown: the bytes that this process has gained meanwhile, if its library asks for that.
         made: the leaves that were made meanwhile, by ``id``; None: nobody asks.
+        computed: the numbers of the inputs that require grad and have a history at the caller's.
     """
 
     library: ArrayLibrary
@@ -82,6 +84,7 @@ class Branch(NamedTuple):
     changed: list[int]
     grown: int = 0
     made: dict[int, Any] | None = None
+    computed: tuple[int, ...] = ()
 
     @property
     def is_recorded(self) -> bool:
@@ -194,7 +197,12 @@ def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
     changed = _changed(call, inputs, before, kept, hidden, library, is_copy=is_copy)
     data, buffers, outputs = _dumped(call, result, inputs, library)
     grown = library.held() - held
-    return Branch(library, data, buffers, outputs, list(inputs), changed, grown, made)
+    kinds = enumerate(call.inputs)
+    computed = tuple([at for at, kind in kinds if kind.has_history and kind.requires_grad])
+    branch = Branch(library, data, buffers, outputs, list(inputs), changed, grown, made, computed)
+    if call.seeks_lost and branch.is_recorded:
+        require_own_leaves(call, branch, record)
+    return branch
 
 
 def _called(

@@ -53,9 +53,8 @@ def differentiate(
         seed_generators(library, call.seed, call.items[0].number + _OF_BACKWARD)
         found = branch.differentiate(given, task.needs)
     numbers = [number for number, grad in enumerate(found) if grad is not None]
-    return Branch(
-        library, pickle.dumps(numbers), [], [found[number].detach() for number in numbers], [], []
-    )
+    # The very tensors: torch takes over memory that nobody else holds.
+    return Branch(library, pickle.dumps(numbers), [], [found[at] for at in numbers], [], [])
 
 
 def require_unsaved(call: BranchCall, branch: Branch, changed: Sequence[int]) -> None:

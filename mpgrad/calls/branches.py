@@ -141,7 +141,7 @@ def made_again(call: BranchCall, inputs: Sequence[Any], digest: int, **options: 
         MpgradError: its outputs differ from the first ones.
     """
     with generators_kept():
-        branch = record(call._replace(watched=None), inputs, **options)
+        branch = record(call._replace(watched=None, seeks_lost=False), inputs, **options)
     if branch.digest() != digest:
         raise MpgradError(_NOT_THE_SAME.format(name=call.name))
     return branch

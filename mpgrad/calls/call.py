@@ -48,6 +48,8 @@ class BranchCall(NamedTuple):
         held: for each tensor that is an attribute of a class of the client's: class, name, number.
         watched: whether what the function reaches is compared before and after; None: it is not.
             Otherwise the names of attributes that may change.
+        seeks_lost: whether a library that does not always do it looks for leaves whose gradient
+            would be lost.
     """
 
     number: int
@@ -63,6 +65,7 @@ class BranchCall(NamedTuple):
     around: Around | None
     watched: frozenset[str] | None = None
     held: tuple[tuple[type[Any], str, int], ...] = ()
+    seeks_lost: bool = False
 
 
 class Derivative(NamedTuple):
@@ -108,6 +111,8 @@ class InputKind(NamedTuple):
     name: str
     #: What else the library needs to make the tensor of its array.
     layout: Any = None
+    #: The caller's has been computed from others.
+    has_history: bool = False
 
 
 class Ran(NamedTuple):

@@ -17,6 +17,7 @@ from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.branch import Branch
 from mpgrad.calls.call import InputKind, Ran
 from mpgrad.calls.fork_function import Fork
+from mpgrad.calls.lost_gradients import lost_gradient
 from mpgrad.devices.device_arrays import is_on_gpu
 from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.graph.anomaly import (
@@ -42,12 +43,6 @@ from mpgrad.tensors.tensor import Tensor
 from mpgrad.wire.programs import ResultTensor
 
 Array: TypeAlias = np.ndarray[Any, Any]
-
-_LOST_GRADIENT = (
-    "a call has used a tensor of shape {shape} that requires grad and does not travel: a global of "
-    "an installed package, or what an initializer or an earlier call has left in this process. Its "
-    "gradient would be lost. Pass it as an argument, or in shared=(...)"
-)
 
 
 class OwnTensors(ArrayLibrary):
@@ -273,7 +268,7 @@ def _require_known(leaves: Sequence[Tensor], branch: Branch) -> None:
         if leaf._requires_grad and id(leaf) not in known:
             noted = (branch.made or {}).get(id(leaf))
             if noted is None or noted() is not leaf:
-                raise RuntimeError(_LOST_GRADIENT.format(shape=[*leaf.shape]))
+                raise lost_gradient(leaf)
 
 
 def saved_by(outputs: Sequence[Tensor]) -> tuple[list[SavedTensor], list[Tensor]]:

@@ -53,6 +53,7 @@ def rule_of(
         None if call.watched is None else tuple(sorted(call.watched)),
         b"" if around is None else around.data,
         {} if around is None else around.numpy_errors,
+        call.seeks_lost,
     )
 
 
@@ -101,6 +102,7 @@ def call_of(rule: CallRule, unpack: Callable[[PackedArray], Array]) -> BranchCal
         rule.library,
         Around(rule.surroundings, "", rule.numpy_errors) if rule.surroundings else None,
         None if rule.watched is None else frozenset(rule.watched),
+        seeks_lost=rule.seeks_lost,
     )
 
 

@@ -32,8 +32,13 @@ from mpgrad.graph.node import InputMetadata
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.plan_tables import CAPTURE, Member
-from mpgrad.shipping.attributes import are_scalars
-from mpgrad.shipping.decision import is_tried, keep_in_client, note_tried
+from mpgrad.shipping.attributes import are_scalars, name_set
+from mpgrad.shipping.decision import (
+    is_tried,
+    keep_changing,
+    keep_in_client,
+    note_tried,
+)
 from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.tensors.storage import adopt, watched
 
@@ -115,6 +120,9 @@ class ClientWorker:
         refs: list[GradientRef] = [None] * len(dispatch.blocks)
         failed = [0]
 
+        def note_failure(at: int, error: BaseException) -> None:
+            failed.append(at)
+
         def emit(output: int, array: Array | None) -> None:
             refs[output] = self._handover.gradient(array)
 
@@ -128,7 +136,7 @@ class ClientWorker:
                     step.apply = self._in_turn(member.node, step.apply)
             contributions = self._contributions(steps, dispatch)
             with watched() as changed:
-                self._run_steps(dispatch.task, steps, contributions, emit, failed.append)
+                self._run_steps(dispatch.task, steps, contributions, emit, note_failure)
             if changed:
                 self._saved.check(members[-1].node, changed)
             if self._reads is not None:
@@ -161,7 +169,12 @@ class ClientWorker:
 
     def note_success(self) -> None:
         """The graph has completed: its Functions on workers have raised nothing there."""
-        tried = {one.function for one in self._placed.trying if not one.has_changed()}
+        tried: set[type[Function]] = set()
+        for one in self._placed.trying:
+            if name := name_set(one.attributes, one.before):
+                keep_changing(one.function, name)
+            elif not one.has_changed():
+                tried.add(one.function)
         if self._untried or tried:
             note_tried(self._untried | tried)
 
@@ -253,7 +266,7 @@ class ClientWorker:
         steps: Sequence[NodeStep],
         contributions: Iterable[tuple[int, int, Array | None]],
         emit: Callable[[int, Array | None], None],
-        on_failure: Callable[[int], None],
+        on_failure: Callable[[int, BaseException], None],
     ) -> None:
         """Run a task and report its times to an active profile."""
         times: list[float] | None = None if RUNNING.recording is None else []

@@ -17,10 +17,12 @@ from collections import deque
 from typing import Any, Protocol
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, expected_of
+from mpgrad.autograd.functions.call_sites import call_in_words
 from mpgrad.autograd.running.validate_outputs import add_notes
 from mpgrad.base.generated_code import compiled, forget
 from mpgrad.engine.graph_source import GraphSource
 from mpgrad.engine.node_rules import FormRules
+from mpgrad.errors import add_note
 
 #: Nodes of a graph that is compiled at most: source takes memory and time for each of them.
 NODES_MAX = 1000
@@ -122,6 +124,8 @@ class Compiled:
             node, name = frozen.nodes[at], frozen.spec.nodes[at].name
             expected = expected_of(frozen, at)
             add_notes(error, name, node.input_metadata, expected, node.takes_undefined)
+            if call := call_in_words(node, frozen.nodes):
+                add_note(error, call)
             raise
         return found
 

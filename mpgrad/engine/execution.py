@@ -31,7 +31,13 @@ from mpgrad.engine.in_workers import run_in_workers
 from mpgrad.engine.local import run_local, run_local_until
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.packed_arrays import PackedArrays
-from mpgrad.engine.placement import Placed, place, warn_of_serial_functions
+from mpgrad.engine.placement import (
+    Placed,
+    place,
+    slow_loops_of,
+    warn_of_serial_functions,
+    warn_of_slow_loop,
+)
 from mpgrad.engine.preparation import Preparation, PreparedGraph, Ready
 from mpgrad.engine.raised_on_worker import RaisedOnWorker, succeeded_here, without_repeats
 from mpgrad.engine.session_pool import SessionPool
@@ -108,8 +114,11 @@ class Execution:
         placed, graph = ready.placed, ready.graph
         if profiled is not None:
             profiled.why = ready.choice.reason
+            profiled.loops = tuple(map(str, slow_loops_of(frozen)))
         if placed is not None:
             warn_of_serial_functions(placed)
+            if self.workers > 1:
+                warn_of_slow_loop(placed)
             if profiled is not None:
                 profiled.spec, profiled.on_client = placed.frozen.spec, placed.unasked
         started = perf_counter()

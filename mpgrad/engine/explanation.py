@@ -10,8 +10,9 @@ from typing import NamedTuple
 from mpgrad.autograd.freezing.costs import is_measured
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.html_text import html_table, preformatted
+from mpgrad.engine.comparing import dear_comparisons
 from mpgrad.engine.graph_picture import Box, GraphPicture
-from mpgrad.engine.placement import Placed, reason
+from mpgrad.engine.placement import Placed, reason, slow_loops_of
 from mpgrad.scheduler.plan_tables import Plan
 
 #: Names that a group shows.
@@ -66,6 +67,7 @@ class Explanation:
         nodes: in the order of the serial engine.
         unmeasured: the number of Functions that have not run yet, whose time is assumed.
         edges: pairs of positions in ``nodes``: from whom, to whom gradients flow.
+        notes: what would make it faster.
         source: what ``local`` runs from the third backward of such a graph on, or why it runs a
             loop over the Nodes; None unless it was asked for.
     """
@@ -77,6 +79,7 @@ class Explanation:
     nodes: tuple[ExplainedNode, ...]
     edges: tuple[tuple[int, int], ...] = ()
     unmeasured: int = 0
+    notes: tuple[str, ...] = ()
     source: str | None = None
 
     def groups(self) -> list[ReasonGroup]:
@@ -95,7 +98,7 @@ class Explanation:
                 f"{group.cost_us / 1000:.2f} ms: {group.reason}"
             )
             lines.append(f"      {group.names}")
-        return "\n".join([*lines, *self._source()])
+        return "\n".join([*lines, *self.notes, *self._source()])
 
     def table(self) -> str:
         """A line for each Node, in the order of the serial engine."""
@@ -105,7 +108,7 @@ class Explanation:
             f"{node.cost_us:>10.1f} us  {node.reason}"
             for node in self.nodes
         ]
-        return "\n".join([*self._head(), *rows, *self._source()])
+        return "\n".join([*self._head(), *rows, *self.notes, *self._source()])
 
     def _head(self) -> list[str]:
         nodes, tasks = len(self.nodes), len({node.task for node in self.nodes})
@@ -176,7 +179,7 @@ class Explanation:
         ]
         found = html_table(("where", "Nodes", "ms", "which", "why"), rows)
         picture = self.to_svg() if 0 < len(self.nodes) <= DRAWN_MAX else ""
-        return f"{preformatted(chr(10).join(self._head()))}{found}{picture}"
+        return f"{preformatted(chr(10).join([*self._head(), *self.notes]))}{found}{picture}"
 
 
 def _place(where: str, count: int) -> str:
@@ -212,4 +215,5 @@ def explain(placed: Placed, planned: Plan, mode: str, why: str) -> Explanation:
         tuple(nodes),
         tuple(edges),
         unmeasured,
+        (*map(str, slow_loops_of(placed.frozen)), *dear_comparisons(placed, planned.work_us)),
     )

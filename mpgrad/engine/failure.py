@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.functions.call_sites import call_in_words
 from mpgrad.base import machine
 from mpgrad.base.user_frames import stack_without_ours
 from mpgrad.errors import (
@@ -15,6 +16,7 @@ from mpgrad.errors import (
     SharedMemoryExhausted,
     TaskTimedOut,
     WorkerLost,
+    add_note,
 )
 from mpgrad.graph.anomaly import explain_failure
 from mpgrad.scheduler.instructions import FailGraph
@@ -38,8 +40,11 @@ def cause_of(
         error = client_error
         if error is None or outcome.error:
             error = decode_error(outcome.error)
+        failed = frozen.nodes[members[outcome.step].node]
+        if call := call_in_words(failed, frozen.nodes):
+            add_note(error, call)
         if isinstance(error, Exception):
-            explain_failure(frozen.nodes[members[outcome.step].node])
+            explain_failure(failed)
         if isinstance(error, ProtocolError | InvariantViolated):
             error.add_note("This is a bug in mpgrad, or something has overwritten its memory.")
         return error

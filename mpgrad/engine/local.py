@@ -14,6 +14,7 @@ from typing import Any
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, Rest, rest_of
 from mpgrad.autograd.freezing.recurring_graphs import Remembered
+from mpgrad.autograd.functions.call_sites import call_in_words
 from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.profiling.ranges import RUNNING, current_run
 from mpgrad.autograd.running import engine_slot
@@ -24,6 +25,7 @@ from mpgrad.dispatch.operator_call import cpu
 from mpgrad.engine import compiled
 from mpgrad.engine.graph_steps import GraphSteps
 from mpgrad.engine.learning import durations_us, teach
+from mpgrad.errors import add_note
 from mpgrad.graph.anomaly import explain_failure
 from mpgrad.graph.anomaly import mode as anomaly
 from mpgrad.tensors.storage import is_exclusive
@@ -191,8 +193,10 @@ def _steps_of(frozen: FrozenGraph, xp: Any) -> GraphSteps:
     return known.steps  # type: ignore[no-any-return]
 
 
-def _explain(frozen: FrozenGraph, failed: int) -> None:
-    """In anomaly mode: where the forward of a Node that has failed was called."""
+def _explain(frozen: FrozenGraph, failed: int, error: BaseException) -> None:
+    """Where the forward of a Node that has failed was called."""
+    if call := call_in_words(frozen.nodes[failed], frozen.nodes):
+        add_note(error, call)
     if anomaly.enabled and not engine_slot.is_inside_rule():
         explain_failure(frozen.nodes[failed])
 

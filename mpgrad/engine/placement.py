@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
+from mpgrad.autograd.functions.call_sites import CALL_S, WARN_CALL_S, SlowLoop, slow_loops
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.device import CPU
 from mpgrad.base.user_frames import level_of_caller
@@ -21,15 +22,15 @@ from mpgrad.scheduler.graph_spec import ON_CPU
 from mpgrad.shipping.attributes import (
     Look,
     are_scalars,
-    attributes_line,
-    attributes_words,
     look_at,
 )
 from mpgrad.shipping.contents import fingerprint
 from mpgrad.shipping.debuggers import file_of, files_with_breakpoints
 from mpgrad.shipping.decision import ShippedCode, decide, is_tried, what_changed
 from mpgrad.shipping.findings import article
-from mpgrad.shipping.installed_state import hooks_of_all_modules, is_known_name
+from mpgrad.shipping.installed_reads import hooks_of_all_modules
+from mpgrad.shipping.process_state import is_known_name
+from mpgrad.shipping.remedies import in_one_line, in_words
 from mpgrad.tensors.hooks_in_force import HOOKS
 from mpgrad.tensors.saved_tensor import SavedTensor
 from mpgrad.tensors.tensor import Tensor
@@ -43,6 +44,8 @@ class Trial(NamedTuple):
     held: tuple[type, ...]
     values: list[Any]
     kept: bytes
+    attributes: dict[str, Any]
+    before: dict[str, Any]
 
     def has_changed(self) -> bool:
         """Whether it has changed what is compared."""
@@ -133,10 +136,12 @@ def _tried_here(
     nodes: Any = frozen.nodes
     for index, shipped in list(code.items()):
         function, names = nodes[index].function, compared.get(index, ())
-        has_values = shipped.has_values or bool(names)
-        if has_values and function.run_on is None and not is_tried(function):
-            values = [vars(nodes[index].ctx)[name] for name in names]
-            trying.append(Trial(function, shipped.held, values, fingerprint(values)))
+        may_change = shipped.may_change or bool(names)
+        if may_change and function.run_on is None and not is_tried(function):
+            own = vars(nodes[index].ctx)
+            values = [own[name] for name in names]
+            kept_values = fingerprint(values)
+            trying.append(Trial(function, shipped.held, values, kept_values, own, dict(own)))
             kept[index] = "it is tried here once, because other user code runs here"
             del code[index]
     return tuple(trying)
@@ -202,9 +207,9 @@ class _Walked:
             return _Where(f"{function.__qualname__} has saved {kind}", is_unasked=True)
         if function.run_on is None and not are_scalars(attributes):
             looked = look_at(attributes)
-            if looked.reason:
-                line = attributes_line(function, looked.reason)
-                words = attributes_words(function, looked.reason)
+            if looked.problem:
+                name = function.__qualname__
+                words, line = in_words(name, looked.problem), in_one_line(name, looked.problem)
                 return _Where(words, is_unasked=True, line=line)
             held = looked.classes
         found = self._decisions.get((function, *held))
@@ -303,3 +308,26 @@ def warn_of_serial_functions(placed: Placed) -> None:
     others = len(set(placed.unasked.values())) - 1
     more = f" [engine.explain(loss) shows {others} more]" if others else ""
     warnings.warn(f"{new[0]}{more}", PerformanceWarning, stacklevel=level_of_caller())
+
+
+def slow_loops_of(frozen: FrozenGraph, call_s: float = CALL_S) -> list[SlowLoop]:
+    """The loops of ``Function.apply`` that have recorded a graph, the slowest first; see there."""
+    spec = frozen.spec
+    targets = [[edge[0] for edge in node.edges if edge is not None] for node in spec.nodes]
+    return slow_loops(frozen.nodes, spec.order, targets, call_s)
+
+
+def warn_of_slow_loop(placed: Placed) -> None:
+    """Warn once in a program of a loop of ``Function.apply``.
+
+    Warns:
+        PerformanceWarning: names its line, and what to write.
+    """
+    if _SLOW_LOOP in _said or not (placed.code or placed.kept):
+        return
+    if loops := slow_loops_of(placed.frozen, WARN_CALL_S):
+        note_said(_SLOW_LOOP)
+        warnings.warn(str(loops[0]), PerformanceWarning, stacklevel=level_of_caller())
+
+
+_SLOW_LOOP = "a loop of Function.apply"

@@ -23,7 +23,7 @@ from mpgrad.base.user_frames import level_of_caller
 from mpgrad.engine.placement import note_said
 from mpgrad.errors import InvariantViolated, PerformanceWarning, ProtocolError, add_note
 from mpgrad.scheduler.instructions import ForwardOutput
-from mpgrad.shipping.decision import changing_line, keep_in_client
+from mpgrad.shipping.decision import keep_changing, keep_in_client
 from mpgrad.wire.output_record import STDERR, STDOUT, LogLine, Text, decode_shown
 from mpgrad.wire.packed_texts import unpack_text
 
@@ -93,14 +93,7 @@ def _keep(raised: RaisedOnWorker) -> str:
     changed = _CHANGED.fullmatch(first)
     if changed is not None:
         _, what = changed.groups()
-        named = re.search("`([^`]*)`", what)
-        where = changing_line(function, named[1]) if named else ""
-        thing = f"{named[0]} in {where}" if named and where else what
-        reason = (
-            f"{name} runs in this process from now on: its backward changes {thing}. Change a copy "
-            'of it, or set run_on = "client".'
-        )
-        keep_in_client(function, reason)
+        reason = keep_changing(function, what)
         note_said(reason)
         return reason
     if "read-only" in first:

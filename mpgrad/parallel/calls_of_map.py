@@ -58,6 +58,7 @@ class CallsOfMap:
         is_sum: whether the results of a chunk are added.
         changes: see ``parallel_map``.
         are_buffers_of_first: whether Modules' buffers keep what the first call has left in them.
+        seed: of the random numbers; None: one is drawn from each of this process's generators.
 
     Attributes:
         name, key: of the function, for errors and for what is learned of it.
@@ -78,6 +79,7 @@ class CallsOfMap:
         is_sum: bool,
         changes: frozenset[str] = frozenset(),
         are_buffers_of_first: bool = False,
+        seed: tuple[int, int, int] | None = None,
     ) -> None:
         if TRACING.entered and (program := TRACING.program()) is not None:
             program.give_up(
@@ -91,7 +93,8 @@ class CallsOfMap:
         self._fn, self._library = fn, library
         self.name, self.key = placing.name_of(fn), placing.key_of(fn)
         self._items, self._pieces, self._is_sum = items, pieces, is_sum
-        self._sender, self._seed = Sender(library, changes), draw_seed(library)
+        self._sender = Sender(library, changes)
+        self._seed = draw_seed(library) if seed is None else seed
         self._modes, self.around = library.modes(), look_around()
         self._travels = functools.partial(travels, library=library)
         #: The arrays of the inputs by ``id``; the inputs live as long.
@@ -149,6 +152,7 @@ class CallsOfMap:
                     self.around,
                     self._watched if numbers[0] == 0 else None,
                     self._held(),
+                    self._watched is not None,
                 )
             )
 

@@ -89,16 +89,20 @@ def fork(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> ForkFuture:
 
 
 def fork_of(
-    library: ArrayLibrary, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    library: ArrayLibrary,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    seed: tuple[int, int, int] | None = None,
 ) -> ForkFuture:
-    """``fork`` for the tensors of ``library``."""
+    """``fork`` for the tensors of ``library``; ``seed`` as for ``CallsOfMap``."""
     if not callable(fn):
         raise TypeError(f"fn must be callable, not {type(fn).__name__}")
     future = ForkFuture()
     if engine_slot.is_inside_rule():
         _run_now(future, lambda: fn(*args, **kwargs))
         return future
-    made = CallsOfMap(library, fn, [args], (), kwargs, [range(1)], is_sum=False)
+    made = CallsOfMap(library, fn, [args], (), kwargs, [range(1)], is_sum=False, seed=seed)
     if not _is_for_workers(made):
         _run_now(future, lambda: made.run_here()[0])
         return future

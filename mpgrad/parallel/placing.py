@@ -35,10 +35,11 @@ TIMES = CostModel()
 def name_of(fn: Any) -> str:
     """The name of a callable, for errors. A method has the name of the class that it is called on:
     ``Function.map`` calls the same method of each."""
-    fn, owner = _called(fn)
+    called, owner = _called(fn)
     if owner is not None:
-        return f"{owner.__qualname__}.{fn.__name__}"
-    return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
+        return f"{owner.__qualname__}.{called.__name__}"
+    names = (getattr(one, "__qualname__", None) for one in (fn, called))
+    return str(next(filter(None, names), type(called).__qualname__))
 
 
 def key_of(fn: Any) -> str:
@@ -48,13 +49,18 @@ def key_of(fn: Any) -> str:
 
 
 def _called(fn: Any) -> tuple[Any, type[Any] | None]:
-    """The function behind partials and methods, and the class of a method."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    if not isinstance(fn, types.MethodType):
-        return fn, None
-    owner = fn.__self__
-    return fn.__func__, owner if isinstance(owner, type) else type(owner)
+    """The function behind partials, methods and decorators, and the class of a method."""
+    owner: type[Any] | None = None
+    while True:
+        if isinstance(fn, functools.partial):
+            fn = fn.func
+        elif isinstance(fn, types.MethodType):
+            owner = fn.__self__ if isinstance(fn.__self__, type) else type(fn.__self__)
+            fn = fn.__func__
+        elif hasattr(fn, "__wrapped__"):
+            fn = fn.__wrapped__
+        else:
+            return fn, owner
 
 
 def mode() -> str:

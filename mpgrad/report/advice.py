@@ -24,6 +24,7 @@ def advice_for(figures: Sequence[BackwardFigures], shares: Shares) -> list[str]:
     found = [
         *_of_the_program(shares),
         *_of_places(figures),
+        *[_Advice(LARGE, text) for text in dict.fromkeys(t for f in figures for t in f.run.loops)],
         *_of_chains(figures),
         *_of_idle_workers([one for one in figures if one.run.plan is not None]),
     ]

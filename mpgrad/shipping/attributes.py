@@ -7,7 +7,6 @@ a copy.
 
 from __future__ import annotations
 
-import copyreg
 import io
 import operator
 import pickle
@@ -18,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.autograd.function import Function
 from mpgrad.shipping.constants import (
+    MISSING,
     PRIVATE,
     is_constant,
     is_enum_member,
@@ -27,10 +26,10 @@ from mpgrad.shipping.constants import (
     why_no_copy,
 )
 from mpgrad.shipping.contents import is_sparse, reduce_array
-from mpgrad.shipping.findings import article
-from mpgrad.shipping.installed_state import is_known_name, is_known_object
+from mpgrad.shipping.findings import article, what_can_change
 from mpgrad.shipping.loading import tensor_of_client, tensor_over, thaw
-from mpgrad.shipping.remedies import Obstacle, Remedy, in_one_line, remedy_of
+from mpgrad.shipping.process_state import is_known_name, is_known_object
+from mpgrad.shipping.remedies import Obstacle, Remedy, remedy_of
 from mpgrad.shipping.travelling import parts_of
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.wire.code_pickles import CodePickler
@@ -40,7 +39,7 @@ class Look(NamedTuple):
     """What was found on a ctx.
 
     Attributes:
-        reason: why it should stay in the client, in words; empty if it may be sent.
+        problem: why it should stay in the client; None: it may be sent.
         classes: the user's classes among the types of values, each once, in a fixed order. They
             are sent with the Function, by value, so that the class that backward names is the
             class of the values on ctx.
@@ -49,7 +48,7 @@ class Look(NamedTuple):
         objects: ids of objects that are equal to nothing but themselves.
     """
 
-    reason: str
+    problem: Obstacle | None = None
     classes: tuple[type, ...] = ()
     compared: tuple[str, ...] = ()
     objects: frozenset[int] = frozenset()
@@ -62,12 +61,12 @@ def look_at(attributes: dict[str, Any]) -> Look:
     looked, compared = _Looked(), []
     for name in attributes:
         looked.comes_back = True
-        if reason := looked.item(attributes, name):
-            noun = article(type(attributes[name]).__name__)
-            return Look(f"`ctx.{name}` is {noun}{reason}")
+        if what := looked.item(attributes, name):
+            verb = "is" if looked.culprit is attributes[name] else "holds"
+            return Look(Obstacle(f"`ctx.{name}` {verb} {what}", looked.remedy))
         if not looked.comes_back:
             compared.append(name)
-    return Look("", tuple(looked.classes), tuple(compared), frozenset(looked.objects))
+    return Look(None, tuple(looked.classes), tuple(compared), frozenset(looked.objects))
 
 
 def are_scalars(attributes: dict[str, Any]) -> bool:
@@ -77,48 +76,12 @@ def are_scalars(attributes: dict[str, Any]) -> bool:
     return _SCALARS.issuperset(map(type, values)) and not [1 for value in values if value != value]
 
 
-def attributes_line(cls: type[Function], reason: str) -> str:
-    """``look_at``'s reason as one line."""
-    is_drawn = reason.endswith(_DRAWS)
-    obstacle = Obstacle(reason, Remedy.DRAWS if is_drawn else Remedy.VALUE)
-    return in_one_line(cls.__qualname__, obstacle)
-
-
-def attributes_words(cls: type[Function], reason: str) -> str:
-    """``look_at``'s reason as a sentence, with the remedy."""
-    if reason.endswith(_NOT_SENT):
-        return (
-            f"in {cls.__qualname__}, {reason}. Set what it is made of on ctx, as arrays, numbers "
-            "or sparse matrices, and make it again in backward"
-        )
-    if reason.endswith(_DRAWS):
-        help_ = (
-            "Set a seed on ctx, and make the generator in backward: np.random.default_rng(ctx.seed)"
-        )
-    else:
-        help_ = (
-            "Set the values that backward needs on ctx as arrays, numbers, tuples or a frozen "
-            "dataclass"
-        )
-    choice = '"client", which keeps it in this process without this warning'
-    return f"in {cls.__qualname__}, {reason}. {help_}; or set run_on = {choice}"
-
-
-#: The end of the reason for an object that cannot be pickled.
-_NOT_SENT = ", which cannot be pickled"
-#: That for generators, for other objects with a state that a copy does not share, and for objects
-#: of which a copy is as good while nobody changes them.
-_DRAWS, _HAS_STATE = ", which draws random numbers", ", whose state a copy does not share"
-_CAN_CHANGE = ", which cannot be copied faithfully"
-_CODE = (types.FunctionType, property)
-
-
 def _keys(container: Any) -> Any:
     return tuple(container) if isinstance(container, dict) else range(len(container))
 
 
 #: What most ctx give.
-_NOTHING = Look("")
+_NOTHING = Look()
 
 
 def _is_plain(value: Any) -> bool:
@@ -135,11 +98,15 @@ class _Looked:
     def __init__(self) -> None:
         self.classes: dict[type, None] = {}
         self.objects: dict[int, Any] = {}
+        #: What may not be sent, and what helps.
+        self.culprit: Any = None
+        self.remedy = Remedy.VALUE
         #: Whether the current attribute cannot be changed, or is private all through.
         self.comes_back = True
 
     def item(self, container: Any, key: Any) -> str:
-        """Why ``container[key]`` may not be sent; ``container`` itself is known to be private."""
+        """What in ``container[key]`` may not be sent, and why, in words; empty: all may.
+        ``container`` itself is known to be private."""
         is_private = references(container, key) <= PRIVATE  # before a variable refers to it
         inner = container[key]
         has_odd_keys = type(inner) is dict and not is_constant(tuple(inner))
@@ -148,18 +115,19 @@ class _Looked:
         return next(filter(None, (self.item(inner, k) for k in _keys(inner))), "")
 
     def value(self, value: Any) -> str:
-        """Why ``value``, which others may hold, may not be sent."""
-        kind = type(value)
+        """The same of ``value``, which others may hold."""
+        self.culprit, kind = value, type(value)
+        noun = article(kind.__name__)
         if is_constant(value):
-            return why_no_copy(value)
+            reason = why_no_copy(value)
+            return f"{noun}{reason}" if reason else ""
         if isinstance(value, type):
             if not is_known_name(value):
                 self.classes.setdefault(value)
             return ""
         if isinstance(value, types.FunctionType | types.MethodType):
-            if is_known_name(value):
-                return ""
-            return ", whose code is not looked through (backward may call it by its global name)"
+            why = "whose code is not looked through (backward may call it by its global name)"
+            return "" if is_known_name(value) else f"{noun}, {why}"
         if is_known_object(value) or is_enum_member(value):
             if isinstance(value, Enum) and not is_known_name(kind):
                 self.classes.setdefault(kind)
@@ -167,10 +135,11 @@ class _Looked:
         if id(value) in self.objects:
             return ""
         if isinstance(value, Tensor) and value.requires_grad and kind is Tensor:
-            return " that requires grad (use save_for_backward)"
-        parts = parts_of(value) if remedy_of(value) is not Remedy.DRAWS else None
+            return f"{noun} that requires grad (use save_for_backward)"
+        self.remedy = remedy_of(value)
+        parts = parts_of(value) if self.remedy is not Remedy.DRAWS else None
         if parts is None and not (kind is np.ndarray and not value.dtype.hasobject):
-            return _why_not(value)
+            return what_can_change(value)
         has_objects = kind is np.ndarray and value.dtype.hasobject
         if has_objects or (kind not in _FIXED and not is_sparse(value)):
             self.comes_back = False
@@ -180,29 +149,6 @@ class _Looked:
 
 #: What cannot be changed on a worker, apart from what is in it.
 _FIXED = frozenset({np.ndarray, Tensor, tuple, slice})
-
-
-def _why_not(value: Any) -> str:
-    if _has_no_pickle(value):
-        return _NOT_SENT
-    remedy = remedy_of(value)
-    if remedy is Remedy.DRAWS:
-        return _DRAWS
-    return _CAN_CHANGE if remedy is Remedy.VALUE else _HAS_STATE
-
-
-def _has_no_pickle(value: Any) -> bool:
-    """Whether it is known, without any code of the user, that pickle refuses ``value``."""
-    kind = type(value)
-    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
-        return False
-    if kind in copyreg.dispatch_table or isinstance(getattr(kind, "__getstate__", None), _CODE):
-        return False
-    try:
-        object.__reduce_ex__(value, 2)
-    except TypeError:
-        return True
-    return False
 
 
 # ---------------------------------------------------------------------- changed by backward
@@ -228,6 +174,14 @@ def changed_containers(attributes: dict[str, Any], before: dict[str, Any]) -> di
 
 
 _CHANGED = (list, dict)
+
+
+def name_set(attributes: dict[str, Any], before: dict[str, Any]) -> str:
+    """One that has been set or deleted, in words; empty if none has."""
+    for name in {**before, **attributes}:
+        if attributes.get(name, MISSING) is not before.get(name, MISSING):
+            return f"`ctx.{name}`"
+    return ""
 
 
 def _copied(value: Any) -> Any:
@@ -288,7 +242,7 @@ class _AttributePickler(CodePickler):
             return complex, (obj.real, obj.imag)
         if is_sparse(obj):
             # SciPy may sort its arrays in place: a worker needs them in memory of its own.
-            return thaw, (pickle.dumps(obj, protocol=5),)
+            return thaw, (pickle.dumps(obj, protocol=5), "")
         if type(obj) is np.ndarray and not obj.flags.forc and not obj.dtype.hasobject:
             return reduce_array(obj)
         if isinstance(obj, Tensor) and type(obj._array) is np.ndarray:

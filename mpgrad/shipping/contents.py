@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import io
 import pickle
+import sys
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from mpgrad.shipping.generated_members import IGNORED
-from mpgrad.shipping.installed_state import is_known_name
+from mpgrad.shipping.process_state import is_known_name
 from mpgrad.tensors.tensor import Tensor
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -34,62 +36,54 @@ COPIED_MAX = 256 << 10
 _SPARSE = frozenset({"csr", "csc", "coo", "bsr", "dia"})
 
 
-class ArrayContent(NamedTuple):
-    """An array, what was in it, and how it lay in memory.
+class KeptContent(NamedTuple):
+    """An array, or a sparse matrix of SciPy, and what was in it.
 
     ``label`` says in words who reads it: "f() reads the global `X`".
     """
 
-    array: Array
-    kept: bytes
-    layout: tuple[Any, ...]
+    value: Any
+    kept: Any
     label: str
 
     @classmethod
-    def of(cls, array: Array, label: str) -> ArrayContent:
+    def of(cls, value: Any, label: str) -> KeptContent:
         """As it is now."""
-        return cls(array, array.tobytes("A"), (array.shape, array.dtype, array.strides), label)
+        if type(value) is np.ndarray:
+            return cls(value, (value.tobytes("A"), _layout(value)), label)
+        return cls(value, value.copy(), label)
 
     def is_current(self) -> bool:
-        """Whether its bytes and its layout, which code can set, still are those."""
-        if (self.array.shape, self.array.dtype, self.array.strides) != self.layout:
+        """Whether it still is the same: an array to its layout, which code can set; a matrix to its
+        elements, which SciPy sorts in place when it needs that."""
+        if type(self.value) is not np.ndarray:
+            pair = self.value, self.kept
+            return _same(map(_bytes_of, pair)) or _same(map(_in_order, pair))
+        kept, layout = self.kept
+        if _layout(self.value) != layout:
             return False
-        if len(self.kept) >= COPIED_MAX and self.array.flags.forc and len(self.kept) % 8 == 0:
+        if len(kept) >= COPIED_MAX and self.value.flags.forc and len(kept) % 8 == 0:
             # Half as long as the copy below takes.
-            words = self.array.reshape(-1, order="A").view(np.uint64)
-            return np.array_equal(words, np.frombuffer(self.kept, np.uint64))
+            words = self.value.reshape(-1, order="A").view(np.uint64)
+            return np.array_equal(words, np.frombuffer(kept, np.uint64))
         # Bytes are compared at once, elements of a memoryview one by one.
-        return self.array.tobytes("A") == self.kept
+        return bool(self.value.tobytes("A") == kept)
 
 
-class SparseContent(NamedTuple):
-    """A sparse matrix of SciPy, what its arrays held, and how to make it as it was."""
-
-    matrix: Any
-    kept: list[bytes]
-    make: Callable[[], Any]
-    label: str
-
-    @classmethod
-    def of(cls, matrix: Any, make: Callable[[], Any], label: str) -> SparseContent:
-        """As it is now."""
-        return cls(matrix, _bytes_of(matrix), make, label)
-
-    def is_current(self) -> bool:
-        """Whether its elements still are those: SciPy sorts them in place when it needs that."""
-        if _bytes_of(self.matrix) == self.kept:
-            return True
-        return _in_order(self.matrix) == _in_order(self.make())
+def _layout(array: Array) -> tuple[Any, ...]:
+    return array.shape, array.dtype, array.strides
 
 
-Content: TypeAlias = ArrayContent | SparseContent
+def _same(pair: Iterable[Any]) -> bool:
+    first, second = pair
+    return bool(first == second)
 
 
-def what_changed(contents: Sequence[Content]) -> str:
+def what_changed(contents: Sequence[KeptContent]) -> str:
     """One of them that has changed, in words; empty if none has."""
     for content in contents:
         if not content.is_current():
-            kind = "an array" if isinstance(content, ArrayContent) else "a sparse matrix"
+            kind = "an array" if type(content.value) is np.ndarray else "a sparse matrix"
             return f"{kind} ({content.label})"
     return ""
 
@@ -120,17 +114,6 @@ def is_sparse(value: Any) -> bool:
     if not kind.__module__.startswith("scipy.sparse.") or not is_known_name(kind):
         return False
     return getattr(value, "format", None) in _SPARSE and not value.dtype.hasobject
-
-
-def content_of(value: Any, label: str) -> Content:
-    """An array, or a sparse matrix, as it is now."""
-    if type(value) is np.ndarray:
-        return ArrayContent.of(value, label)
-    return SparseContent.of(value, functools.partial(_itself, value.copy()), label)
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 # ---------------------------------------------------------------------- arrays that travel
@@ -174,7 +157,7 @@ def private_copy(
 # ---------------------------------------------------------------------- all other values
 
 
-def fingerprint(values: Sequence[Any], contents: Sequence[Content] = ()) -> bytes:
+def fingerprint(values: Sequence[Any], contents: Sequence[KeptContent] = ()) -> bytes:
     """Bytes that stay the same as long as nobody changes what ``values`` reach.
 
     Only those of the same objects in the same process may be compared. The arrays and sparse
@@ -182,14 +165,22 @@ def fingerprint(values: Sequence[Any], contents: Sequence[Content] = ()) -> byte
     something cannot be pickled.
     """
     try:
-        return Fingerprint({id(content[0]) for content in contents}).of(values)
+        return Fingerprint({id(content.value) for content in contents}).of(values)
     except Exception:  # pickling runs code of the user's
         return b""
 
 
-def plain_bytes(value: Any) -> bytes:
-    """Bytes of a container of plain values that are the same in each process; empty if there are
-    none."""
+def described_in(module: str, name: str) -> str | bytes:
+    """As ``described``, of what the module of this process has under that name."""
+    found = sys.modules.get(module) or importlib.import_module(module)
+    return described(vars(found).get(name))
+
+
+def described(value: Any) -> str | bytes:
+    """The same in each process: a function's own name, or bytes of a container of plain values;
+    empty if it is neither."""
+    if callable(value):
+        return str(getattr(value, "__name__", ""))
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, protocol=5)
     pickler.fast = True  # without numbers for objects that occur twice

@@ -18,13 +18,15 @@ import importlib
 import io
 import os
 import pickle
+import re
 import sys
 import threading
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -32,11 +34,11 @@ import numpy as np
 from mpgrad.autograd.function import Function
 from mpgrad.shipping.code_reads import storing_line
 from mpgrad.shipping.constants import MISSING
-from mpgrad.shipping.contents import is_sparse, reduce_array
-from mpgrad.shipping.findings import Survey
+from mpgrad.shipping.contents import fingerprint, is_sparse, reduce_array
+from mpgrad.shipping.findings import Survey, line_of
 from mpgrad.shipping.loading import tensor_of_client, thaw
 from mpgrad.shipping.purity import survey
-from mpgrad.shipping.remedies import Obstacle, advice, in_one_line, may_promise
+from mpgrad.shipping.remedies import Obstacle, in_one_line, in_words, may_promise
 from mpgrad.tensors.refused_reads import refuse
 from mpgrad.tensors.tensor import Tensor
 from mpgrad.wire.code_pickles import CodePickler, by_value
@@ -62,8 +64,8 @@ class ShippedCode:
     blob: bytes
     #: Classes in it of which a ctx holds instances.
     held: tuple[type, ...] = ()
-    #: Whether it reads values that its backward could change.
-    has_values: bool = False
+    #: Whether its backward could change what it reads, or its ctx.
+    may_change: bool = False
     #: Ids of objects that it reads and that are equal to nothing but themselves.
     reached: frozenset[int] = frozenset()
 
@@ -126,6 +128,19 @@ def keep_in_client(cls: type[Function], reason: str) -> None:
     _kept_here[cls] = reason
 
 
+def keep_changing(cls: type[Function], what: str) -> str:
+    """As ``keep_in_client``, because its backward changes ``what``; return that in words."""
+    named = re.search("`([^`]*)`", what)
+    where = _changing_line(cls, named[1]) if named else ""
+    thing = f"{named[0]} in {where}" if named and where else what
+    reason = (
+        f"{cls.__qualname__} runs in this process from now on: its backward changes {thing}. "
+        'Change a copy of it, or set run_on = "client".'
+    )
+    keep_in_client(cls, reason)
+    return reason
+
+
 def note_tried(functions: Iterable[type[Function]]) -> None:
     """Their backward has run, and has changed nothing that is compared."""
     _tried.update(functions)
@@ -136,12 +151,12 @@ def is_tried(cls: type[Function]) -> bool:
     return cls in _tried
 
 
-def changing_line(cls: type[Function], name: str) -> str:
+def _changing_line(cls: type[Function], name: str) -> str:
     """Where the code of ``cls`` changes what it reads as ``name``, in words; empty if unknown."""
     for (one, *_), entry in list(_entries.items()):
-        for state in entry.survey.functions if one is cls else ():
-            if line := storing_line(state.code, name):
-                return f"{state.function.__qualname__}() (line {line})"
+        for code in entry.survey.code if one is cls else ():
+            if isinstance(code, types.FunctionType) and (line := storing_line(code.__code__, name)):
+                return line_of(code, line)
     return ""
 
 
@@ -150,6 +165,21 @@ def what_changed(cls: type[Function], held: tuple[type, ...] = ()) -> str:
     nothing has changed."""
     entry = _entries.get((cls, *held))
     return "" if entry is None else entry.survey.what_changed()
+
+
+def compared_of(
+    cls: type[Function], held: tuple[type, ...]
+) -> list[tuple[str, Callable[[], object]]]:
+    """What is compared in each backward of the class: who reads it in words, and what compares."""
+    entry = _entries.get((cls, *held))
+    if entry is None:
+        return []
+    found = entry.survey
+    contents = [(one.label, one.is_current) for one in found.contents]
+    return [
+        *contents,
+        *((label, partial(fingerprint, [value], found.contents)) for value, label in found.values),
+    ]
 
 
 def names_read(cls: type[Function], held: tuple[type, ...] = ()) -> list[str]:
@@ -203,24 +233,24 @@ def _decide(
     digest = hashlib.blake2b(
         name.encode(errors="surrogatepass") + b"\0" + blob, digest_size=16
     ).hexdigest()
-    shipped = ShippedCode(digest, blob, held, bool(found.values or found.contents), found.reached)
+    may_change = bool(found.values or found.contents or found.sets_attributes)
+    shipped = ShippedCode(digest, blob, held, may_change, found.reached)
     return _Entry(asked, Decision("worker", "", shipped), found)
 
 
 def _stays(cls: type[Function], problem: Obstacle, *, may_promise: bool = False) -> Decision:
     name = cls.__qualname__
-    reason = f"in {name}, {problem.text}. {advice(problem, may_promise=may_promise)}"
-    return Decision("client", reason, line=in_one_line(name, problem))
+    words = in_words(name, problem, may_promise=may_promise)
+    return Decision("client", words, line=in_one_line(name, problem))
 
 
 # ---------------------------------------------------------------------- code as bytes
 
 
 def _dump(cls: type[Function], held: tuple[type, ...], found: Survey) -> bytes:
-    """Pickle the class, with the classes that its ctx holds if there are any. The settings and the
-    aliases of installed modules follow in a second pickle if there are any."""
-    tables = {where: kept for where, (_, kept) in found.tables.items()}
-    of_modules = found.settings, found.aliases, tables
+    """Pickle the class, with the classes that its ctx holds if there are any. The settings of
+    installed modules, and what is expected there, follow in a second pickle if there are any."""
+    of_modules = found.settings, found.expected
     settings = pickle.dumps(of_modules, protocol=5) if any(of_modules) else b""
     module = sys.modules.get(cls.__module__)
     if not held and module is not None and found.is_imported(vars(module)):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import abc
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpgrad.shipping.constants import MISSING, is_importable, same
-from mpgrad.shipping.contents import Content, fingerprint, plain_bytes
+from mpgrad.shipping.contents import KeptContent, described_in, fingerprint
 from mpgrad.shipping.process_state import is_installed_namespace, is_known_namespace
 from mpgrad.shipping.remedies import Obstacle, Remedy, remedy_of
 
@@ -28,14 +28,12 @@ class Survey:
         whole_modules: ids of user modules that are read in a way that hides which names are used.
         forward_only: ids of functions that need not be sent.
         bindings: (namespace, name, the value then).
-        functions: the parts of each function that could be replaced.
+        states: (what reads it, an object, what it read then, the object in words): parts of code
+            and closures, which can be replaced without another name.
+        code: the functions and classes.
         settings: constants in installed modules, by module and name, which are sent along.
-        aliases: functions that an installed module holds under another name than their own: their
-            own names, by module and name.
-        tables: containers in installed modules, by module and name, and what was in them. Workers
-            have their own, which must be equal.
-        cells: (a closure's variable, the value then).
-        classes: (class, its bases, the number of its attributes).
+        expected: containers and renamed functions of installed modules, by module and name, as
+            ``described`` then. Workers have their own, which must be equal.
         contents: arrays and sparse matrices that are read, and what was in them.
         values: other values that travel as copies, with their readers in words.
         kept: their fingerprint.
@@ -51,13 +49,11 @@ class Survey:
     whole_modules: set[int] = field(default_factory=set)
     forward_only: set[int] = field(default_factory=set)
     bindings: list[tuple[Mapping[str, Any], str, Any]] = field(default_factory=list)
-    functions: list[FunctionState] = field(default_factory=list)
+    states: list[tuple[Callable[[Any], Any], Any, Any, str]] = field(default_factory=list)
+    code: list[types.FunctionType | type] = field(default_factory=list)
     settings: dict[tuple[str, str], Any] = field(default_factory=dict)
-    aliases: dict[tuple[str, str], str] = field(default_factory=dict)
-    tables: dict[tuple[str, str], tuple[Any, bytes]] = field(default_factory=dict)
-    cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
-    classes: list[tuple[type, tuple[type, ...], int]] = field(default_factory=list)
-    contents: list[Content] = field(default_factory=list)
+    expected: dict[tuple[str, str], str | bytes] = field(default_factory=dict)
+    contents: list[KeptContent] = field(default_factory=list)
     values: list[tuple[Any, str]] = field(default_factory=list)
     kept: bytes = b""
     reached: frozenset[int] = frozenset()
@@ -66,6 +62,17 @@ class Survey:
     def add(self, text: str, remedy: Remedy = Remedy.TOLD) -> None:
         """Note a problem."""
         self.problems.append(Obstacle(text, remedy))
+
+    def note(self, read: Callable[[Any], Any], owner: Any, words: str) -> Any:
+        """Compare what ``read(owner)`` gives from now on; return what it gives now."""
+        now = read(owner)
+        self.states.append((read, owner, now, words))
+        return now
+
+    def note_code(self, code: types.FunctionType | type) -> None:
+        """Compare the parts of a function or class."""
+        self.code.append(code)
+        self.note(class_state if isinstance(code, type) else function_state, code, _called(code))
 
     @property
     def can_change_unseen(self) -> bool:
@@ -108,38 +115,37 @@ class Survey:
             now = namespace.get(name, MISSING)
             if now is not value and not same(now, value):
                 return f"`{name}`"
-        for function, code, defaults, kwdefaults, attributes in self.functions:
-            if (
-                function.__code__ is not code
-                or len(vars(function)) != attributes
-                or not same(function.__defaults__, defaults)
-                or not same(keyword_defaults(function), kwdefaults)
-            ):
-                return f"{function.__qualname__}()"
-        for cell, value in self.cells:
-            now = cell_contents(cell)
-            if now is not value and not same(now, value):
-                return "a variable of a closure"
-        for cls, bases, size in self.classes:
-            if cls.__bases__ != bases or attribute_count(cls) != size:
-                return cls.__qualname__
+        for read, owner, value, words in self.states:
+            if not same(read(owner), value):
+                return words
         for content in self.contents:
             if not content.is_current():
                 return "an array"
-        for (module, name), (table, before) in self.tables.items():
-            if plain_bytes(table) != before:
+        for (module, name), before in self.expected.items():
+            if described_in(module, name) != before:
                 return f"{module}.{name}"
         if self.fingerprint() != self.kept:
             return self.readers()
         return ""
 
 
-def attribute_count(cls: type) -> int:
-    """How many attributes, members and registered subclasses a class has, without what pickle
-    notes."""
+def _called(code: types.FunctionType | type) -> str:
+    return code.__qualname__ if isinstance(code, type) else f"{code.__qualname__}()"
+
+
+def function_state(function: types.FunctionType) -> tuple[Any, ...]:
+    """The parts of a function that can be replaced without replacing the function."""
+    keywords = tuple((function.__kwdefaults__ or {}).items())
+    return function.__code__, function.__defaults__, keywords, len(vars(function))
+
+
+def class_state(cls: type) -> tuple[Any, ...]:
+    """The bases of a class, and how many attributes, members and registered subclasses it has,
+    without what pickle notes."""
     own = vars(cls)
     members = len(own.get("_member_map_", ())) + len(own.get("_value2member_map_", ()))
-    return len(own) - ("__slotnames__" in own) + members + len(registered_in(cls))
+    number = len(own) - ("__slotnames__" in own) + members + len(registered_in(cls))
+    return cls.__bases__, number
 
 
 def registered_in(cls: type) -> list[type]:
@@ -150,57 +156,12 @@ def registered_in(cls: type) -> list[type]:
     return [other for other in found if other is not None]
 
 
-class Fields(Mapping[str, Any]):
-    """What an object's attributes are, also if it has no ``__dict__``."""
-
-    def __init__(self, owner: Any, names: Iterable[str]) -> None:
-        self._owner, self._names = owner, tuple(names)
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return getattr(self._owner, name)
-        except AttributeError:
-            raise KeyError(name) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-class FunctionState(NamedTuple):
-    """The parts of a function that can be replaced without replacing the function."""
-
-    function: types.FunctionType
-    code: types.CodeType
-    defaults: tuple[Any, ...] | None
-    kwdefaults: tuple[tuple[str, Any], ...]
-    attributes: int
-
-    @classmethod
-    def of(cls, function: types.FunctionType) -> FunctionState:
-        """The current state."""
-        return cls(
-            function,
-            function.__code__,
-            function.__defaults__,
-            keyword_defaults(function),
-            len(vars(function)),
-        )
-
-
 def cell_contents(cell: types.CellType) -> Any:
     """The value of a closure's variable, or MISSING."""
     try:
         return cell.cell_contents
     except ValueError:
         return MISSING
-
-
-def keyword_defaults(function: types.FunctionType) -> tuple[tuple[str, Any], ...]:
-    """The defaults of keyword-only arguments, with their names."""
-    return tuple((function.__kwdefaults__ or {}).items())
 
 
 def line_of(function: types.FunctionType, line: int) -> str:

@@ -6,18 +6,16 @@ import importlib
 import io
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from mpgrad.autograd.function import Function
 from mpgrad.shipping.constants import MISSING, same
 from mpgrad.shipping.contents import (
-    ArrayContent,
-    Content,
-    SparseContent,
+    KeptContent,
+    described_in,
     fingerprint,
-    plain_bytes,
     private_copy,
     what_changed,
 )
@@ -34,7 +32,7 @@ class Loaded(NamedTuple):
     function: type[Function]
     settings: Settings
     held: tuple[type, ...]
-    contents: list[Content]
+    contents: list[KeptContent]
     values: list[Any]
     kept: bytes
     readers: str
@@ -61,38 +59,35 @@ def load_all(blob: bytes) -> Loaded:
 
     Raises:
         TypeError: the blob holds something else.
-        RuntimeError: see ``_require_aliases`` and ``_require_tables``.
+        RuntimeError: see ``_require``.
     """
     stream = io.BytesIO(blob)
     unpickler = _Unpickler(stream)
-    contents: list[Content] = []
+    contents: list[KeptContent] = []
     unpickler.contents = contents
     found = unpickler.load()
     (cls, *held), values, readers = found if isinstance(found, tuple) else ((found,), [], "")
     if not (isinstance(cls, type) and issubclass(cls, Function)):
         raise TypeError(f"shipped code holds {cls!r}, not a Function class")
     is_more = stream.tell() < len(blob)
-    settings, aliases, tables = pickle.load(stream) if is_more else ({}, {}, {})
-    _require_aliases(cls, aliases)
-    _require_tables(cls, tables)
+    settings, expected = pickle.load(stream) if is_more else ({}, {})
+    _require(cls, expected)
     kept = fingerprint(values, contents) if values else b""
     return Loaded(cls, settings, tuple(held), contents, values, kept, readers)
 
 
-def _require_aliases(cls: type[Function], aliases: dict[tuple[str, str], str]) -> None:
-    """Check that installed modules hold the same functions here as in the calling process.
+def _require(cls: type[Function], expected: dict[tuple[str, str], str | bytes]) -> None:
+    """Check that installed modules hold the same functions and containers as where ``cls`` is from.
 
     Raises:
-        RuntimeError: user code in the calling process has replaced one of them.
+        RuntimeError: user code in the calling process has changed or replaced one of them.
     """
-    for (name, attribute), expected in aliases.items():
-        module = sys.modules.get(name) or importlib.import_module(name)
-        own = getattr(vars(module).get(attribute), "__name__", attribute)
-        if own != expected:
+    for (module, name), before in expected.items():
+        if described_in(module, name) != before:
+            how = f"replaced by {before}" if isinstance(before, str) else "changed"
             raise RuntimeError(
-                f"{cls.__qualname__} reads {name}.{attribute}, which has been replaced by "
-                f"{expected} in the calling process, but not in its workers; set "
-                f'run_on = "client" on {cls.__qualname__}'
+                f"{cls.__qualname__} reads {module}.{name}, which has been {how} in the calling "
+                f'process, but not in its workers; set run_on = "client" on {cls.__qualname__}'
             )
 
 
@@ -100,7 +95,7 @@ def load_attributes(
     data: bytes,
     buffers: Sequence[Any],
     held: tuple[type, ...],
-    noted: list[Content] | None = None,
+    noted: list[KeptContent] | None = None,
     compared: list[str] | None = None,
 ) -> dict[str, Any]:
     """The attributes that ``pack_attributes`` has packed.
@@ -121,7 +116,7 @@ def load_attributes(
     return attributes  # type: ignore[no-any-return]
 
 
-def thaw(data: bytes, label: str = "") -> Any:
+def thaw(data: bytes, label: str) -> Any:
     """An object whose arrays were packed with it, and belong to it; ``label`` says who reads it."""
     return pickle.loads(data)
 
@@ -141,47 +136,22 @@ def tensor_over(array: Any, attributes: dict[str, Any]) -> Tensor:
     return tensor
 
 
-def _require_tables(cls: type[Function], tables: dict[tuple[str, str], bytes]) -> None:
-    """Check that containers in installed modules hold the same here as in the calling process.
-
-    Raises:
-        RuntimeError: the program has changed one of them.
-    """
-    for (name, attribute), kept in tables.items():
-        module = sys.modules.get(name) or importlib.import_module(name)
-        if plain_bytes(vars(module).get(attribute)) != kept:
-            raise RuntimeError(
-                f"{cls.__qualname__} reads {name}.{attribute}, which has been changed in the "
-                f'calling process, but not in its workers; set run_on = "client" on '
-                f"{cls.__qualname__}"
-            )
-
-
 class _Unpickler(pickle.Unpickler):
     """It notes what lies in memory of its own, if ``contents`` is a list."""
 
     held: tuple[type, ...] = ()
-    contents: list[Content] | None = None
+    contents: list[KeptContent] | None = None
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
-        if self.contents is None or found not in (thaw, private_copy):
-            return found
-        return self._noted_sparse if found is thaw else self._noted_copy
+        is_noted = self.contents is not None and found in (thaw, private_copy)
+        return partial(self._noted, found) if is_noted else found
 
-    def _noted_copy(self, *arguments: Any) -> Any:
-        array = private_copy(*arguments)
-        self._note(ArrayContent.of(array, arguments[-1] or "on ctx"))
-        return array
-
-    def _noted_sparse(self, data: bytes, label: str = "on ctx") -> Any:
-        matrix = thaw(data)
-        self._note(SparseContent.of(matrix, partial(thaw, data), label))
-        return matrix
-
-    def _note(self, content: Content) -> None:
+    def _noted(self, make: Callable[..., Any], *arguments: Any) -> Any:
+        made = make(*arguments)
         assert self.contents is not None
-        self.contents.append(content)
+        self.contents.append(KeptContent.of(made, arguments[-1] or "on ctx"))
+        return made
 
     def persistent_load(self, number: int) -> type:
         return self.held[number]

@@ -5,6 +5,7 @@ the environment, identities. Tables and lookups only; it knows no Function.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import site
 import sys
@@ -14,7 +15,7 @@ from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
-from mpgrad.shipping.constants import MISSING
+from mpgrad.shipping.constants import MISSING, is_importable
 
 
 def _words(text: str) -> frozenset[str]:
@@ -332,3 +333,52 @@ def is_known_module(name: str) -> bool:
         return False
     is_installed = spec.origin in ("built-in", "frozen") or _is_installed_file(spec.origin)
     return is_installed and _is_trusted(name, spec.origin)
+
+
+# ---------------------------------------------------------------------- objects in such code
+
+_DESCRIPTORS = (
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+
+
+def is_known_name(value: Any) -> bool:
+    """True if ``value`` is found under its name in such a module.
+
+    ``functools.wraps`` gives an installed function the name of the user's that it wraps; such a
+    function is not one.
+    """
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    named = module is not None and is_known_namespace(vars(module))
+    return named and is_importable(value)
+
+
+def is_known_object(value: Any) -> bool:
+    """Whether every process has an equal object: a logger, a descriptor, or a callable made by
+    installed code."""
+    if isinstance(value, (*_DESCRIPTORS, logging.Logger)):
+        return True
+    kind = type(value)
+    if kind.__module__ == "dataclasses" or kind.__name__ == "_tuplegetter":
+        return True  # the marker of a missing default; a field of a namedtuple
+    module = sys.modules.get(getattr(kind, "__module__", ""))
+    if module is None or not is_known_namespace(vars(module)) or not callable(value):
+        return False
+    home = getattr(value, "__module__", None)
+    # numpy's ufuncs have no __module__, but pickle by name.
+    return kind.__name__ == "ufunc" or (
+        isinstance(home, str) and is_known_module(home) and is_importable(value)
+    )
+
+
+def is_of_a_package(value: types.FunctionType | type) -> bool:
+    """Whether a function or class belongs to an installed package whose state is not known."""
+    if isinstance(value, types.FunctionType):
+        namespace: Any = value.__globals__
+    else:
+        namespace = getattr(sys.modules.get(value.__module__), "__dict__", {})
+    return is_installed_namespace(namespace) and not is_known_namespace(namespace)

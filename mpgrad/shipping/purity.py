@@ -20,8 +20,10 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
 from mpgrad.autograd.function import Function
-from mpgrad.shipping.code_reads import Access, code_reads
+from mpgrad.base.hash_seed import fixed_hash_seed
+from mpgrad.shipping.code_reads import Access, CodeReads, code_reads
 from mpgrad.shipping.constants import (
+    FOR_ORDER,
     MISSING,
     is_constant,
     is_copied,
@@ -30,10 +32,8 @@ from mpgrad.shipping.constants import (
 )
 from mpgrad.shipping.debuggers import is_debugger
 from mpgrad.shipping.findings import (
-    FunctionState,
     Survey,
     article,
-    attribute_count,
     cell_contents,
     line_of,
 )
@@ -45,26 +45,24 @@ from mpgrad.shipping.generated_members import (
     is_bookkeeping,
 )
 from mpgrad.shipping.installed_reads import InstalledReads
-from mpgrad.shipping.installed_state import (
-    is_known_name,
-    is_known_object,
-    is_of_a_package,
-)
 from mpgrad.shipping.process_state import (
     OF_ONE_OBJECT,
     OF_ONE_PROCESS,
+    SUSPECT_ATTRIBUTES,
     TOLD_TO_LOGGERS,
     is_known_module,
+    is_known_name,
+    is_known_object,
     is_mixed,
+    is_of_a_package,
     process_state,
 )
 from mpgrad.shipping.remedies import (
     Remedy,
     remedy_in,
+    remedy_of_attribute,
 )
-from mpgrad.shipping.replaced_parts import ReplacedParts
 from mpgrad.shipping.travelling import TravellingValues
-from mpgrad.shipping.unknown_objects import UnknownObjects
 
 #: Functions and classes of installed packages whose state is not known that are looked through.
 FOLLOWED_MAX = 400
@@ -94,19 +92,12 @@ class _Surveyor:
         #: By id; it holds the objects, so that no id is used twice.
         self._seen: dict[int, Any] = {}
         self._installed = InstalledReads(self._found, self._seen)
-        self._replaced = ReplacedParts(self._found)
-        self._unknown = UnknownObjects(self._found)
         self._followed = 0
         self._values = TravellingValues(self._found, self._visit)
         self._names: set[str] = set()
         #: Functions (by id) that the standard library has generated.
         self._generated: set[int] = set()
-        #: Functions (by id) that are methods with a ctx.
-        self._rules: set[int] = set()
         self._forward: list[tuple[type, str, Any]] | None = []
-        #: Functions (by id) that are not only forward; what functions set on their ctx, in words.
-        self._not_forward: set[int] = set()
-        self._set_on_ctx: list[tuple[int, str]] = []
         #: The analysed class with its bases and mixins, whose forward is left out.
         self._lineage: tuple[type, ...] = ()
 
@@ -124,10 +115,7 @@ class _Surveyor:
         else:
             own = {id(getattr(value, "__func__", value)) for _, _, value in postponed}
             self._found.forward_only = own - self._seen.keys()
-        for function, text in self._set_on_ctx:  # apply() gives forward a ctx of its own
-            if function in self._not_forward or self._names & _FORWARD_ONLY:
-                self._problem(text, Remedy.CHANGES)
-        self._replaced.names_of_ours(self._names)
+        self._installed.names_of_ours(self._names)
         self._installed.names_of(self._names)
         self._values.settle(self._seen.values())
         return self._found
@@ -167,7 +155,8 @@ class _Surveyor:
         if isinstance(value, types.FunctionType | type):
             if isinstance(value, type) and is_known_name(value):
                 self._installed.check(value, label)
-                self._unknown.reads_class(value, label)
+                if value in (set, frozenset):  # under a name that ``code_reads`` does not recognise
+                    self._makes_a_set(f"{label}, which makes a set")
             self._queue.append(value)
         elif isinstance(value, staticmethod | classmethod):
             self._visit(value.__func__, label)
@@ -186,7 +175,7 @@ class _Surveyor:
             self._values.add(value, label)
 
     def _partial(self, value: functools.partial[Any], label: str) -> None:
-        self._replaced.parts_of_partial(value, label)
+        self._installed.parts_of_partial(value, label)
         for part in (value.func, value.args, *value.keywords.values()):
             self._visit(part, label)
 
@@ -199,7 +188,8 @@ class _Surveyor:
         inner._visit(cached.__wrapped__, label)
         inner._drain()
         bound = [(f"`{name}`", value) for _, name, value in inner._found.bindings]
-        bound += [("a variable of its closure", value) for _, value in inner._found.cells]
+        cells = [state for state in inner._found.states if state[0] is cell_contents]
+        bound += [("a variable of its closure", value) for _, _, value, _ in cells]
         for name, value in bound:
             mutable = (*inner._found.values, *inner._found.contents)
             if is_constant(value) or any(value is one[0] for one in mutable):
@@ -255,16 +245,33 @@ class _Surveyor:
         for access in reads.accesses:
             self._access(access, function, free)
         self._names.update(attribute for attribute, _ in reads.attributes)
-        self._unknown.used_by(function, reads)
-        if id(function) in self._rules:
-            on_ctx = self._unknown.set_on_ctx(function, reads)
-            self._set_on_ctx += [(id(function), text) for text in on_ctx]
+        self._uses(function, reads)
+
+    def _uses(self, function: types.FunctionType, reads: CodeReads) -> None:
+        """What is done with objects that the analysis cannot follow. What is set on objects, ctx,
+        and the user's functions and classes is found after the run."""
+        self._found.sets_attributes |= bool(reads.stores)
+        names = {access.name for access in reads.accesses}
+        for _, attribute, line in reads.stores if "type" in names else ():
+            text = f"{line_of(function, line)} sets .{attribute} of an object that may be shared"
+            self._problem(text, Remedy.CHANGES)
+        for attribute, line in reads.attributes:
+            if attribute in SUSPECT_ATTRIBUTES or attribute in OF_ONE_OBJECT:
+                text = f"{line_of(function, line)} uses .{attribute} of an unknown object"
+                self._problem(text, remedy_of_attribute(attribute))
+        for line in reads.sets:
+            self._makes_a_set(f"{line_of(function, line)} makes a set")
+
+    def _makes_a_set(self, label: str) -> None:
+        if fixed_hash_seed() is None:
+            order = "whose order of strings and objects differs in each process"
+            self._problem(f"{label}, {order}; {FOR_ORDER}")
 
     def _function_state(self, function: types.FunctionType) -> dict[str, Any]:
         """Analyse the state of the function; return the variables of its closure."""
         found, code, name = self._found, function.__code__, function.__qualname__
         kwdefaults = function.__kwdefaults__ or {}
-        found.functions.append(FunctionState.of(function))
+        found.note_code(function)
         if function.__builtins__ is not vars(builtins):  # type: ignore[attr-defined]
             self._problem(f"{name}() has builtins of its own")
         for value in (*(function.__defaults__ or ()), *kwdefaults.values()):
@@ -279,7 +286,7 @@ class _Surveyor:
             free[variable] = content = cell_contents(cell)
             if is_bookkeeping(variable, function):
                 continue
-            found.cells.append((cell, content))
+            found.note(cell_contents, cell, "a variable of a closure")
             if content is MISSING:
                 self._problem(f"{name}() reads `{variable}`, a closure variable without a value")
             elif not isinstance(content, types.ModuleType):
@@ -323,7 +330,7 @@ class _Surveyor:
             if value is not MISSING:
                 self._follow(value, access, f"{where} reads the global")
             else:
-                self._replaced.builtin(access.name, where)
+                self._installed.builtin(access.name, where)
 
     def _identity(self, name: str, where: str) -> None:
         self._problem(
@@ -359,11 +366,10 @@ class _Surveyor:
                     return
                 value = self._module_attribute(value, attribute, f"{label} `{name}.{attribute}`")
             else:
-                self._replaced.name_of(value, attribute)
+                self._installed.name_of(value, attribute)
                 if isinstance(value, logging.Logger) and attribute not in TOLD_TO_LOGGERS:
                     text = f"{label} `{name}.{attribute}`, which belongs to one process"
                     self._problem(text, Remedy.OF_PROCESS)
-                self._unknown.called(value, access.path[position:], f"{label} `{name}")
                 break  # functions and classes are analysed with all their attributes
             name = f"{name}.{attribute}"
             if value is MISSING:
@@ -398,7 +404,7 @@ class _Surveyor:
             self._installed.visit(cls)
             return
         self._by_value(cls.__module__)
-        self._found.classes.append((cls, cls.__bases__, attribute_count(cls)))
+        self._found.note_code(cls)
         if isinstance(cls, ABCMeta) and "__subclasshook__" in vars(cls):
             self._problem(f"{cls.__qualname__}.__subclasshook__() is asked once in each process")
         for base in (*cls.__bases__, type(cls)):
@@ -408,11 +414,11 @@ class _Surveyor:
             attributes = types.MappingProxyType(
                 {k: v for k, v in attributes.items() if k not in OF_ENUM}
             )
-            self._replaced.members_of(cls)
+            self._installed.members_of(cls)
         of_namedtuple = cls.__bases__ == (tuple,) and "_fields" in attributes
         for name, value in attributes.items():
             if of_namedtuple and name == "__new__":  # it has the defaults
-                self._found.functions.append(FunctionState.of(value.__func__))
+                self._found.note_code(value.__func__)
             if name in IGNORED or (of_namedtuple and name in OF_NAMEDTUPLE):
                 continue
             if "__dataclass_fields__" in attributes:
@@ -425,10 +431,6 @@ class _Surveyor:
 
     def _class_attribute(self, cls: type, name: str, value: Any) -> None:
         self._found.bindings.append((vars(cls), name, value))
-        if name not in _FORWARD_ONLY:
-            self._not_forward.add(id(getattr(value, "__func__", value)))
-        if isinstance(value, staticmethod) and issubclass(cls, Function):
-            self._rules.add(id(value.__func__))
         self._visit(value, f"{cls.__name__} has the attribute `{name}`")
 
 

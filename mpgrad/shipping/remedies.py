@@ -7,6 +7,7 @@ promise would break results in silence.
 
 from __future__ import annotations
 
+import builtins
 import random
 import sys
 import types
@@ -90,6 +91,11 @@ def advice(problem: Obstacle, *, may_promise: bool) -> str:
     return f"{help_}; or {choice}" if help_ else f"{choice[0].upper()}{choice[1:]}"
 
 
+def in_words(function: str, problem: Obstacle, *, may_promise: bool = False) -> str:
+    """Why a Function stays, and what helps."""
+    return f"in {function}, {problem.text}. {advice(problem, may_promise=may_promise)}"
+
+
 def in_one_line(function: str, problem: Obstacle) -> str:
     """What the warning says of a Function that stays: at most ``WORDS_MAX`` words."""
     text = problem.text.replace("reads the global", "reads").replace("the closure variable ", "")
@@ -116,9 +122,11 @@ def remedy_of(value: Any) -> Remedy:
     root = kind.__module__.partition(".")[0]
     if root in ("numpy", "mpgrad"):
         return Remedy.VALUE if isinstance(value, np.ndarray | Tensor) else Remedy.OF_PROCESS
-    if root in sys.stdlib_module_names:
-        return Remedy.VALUE if kind.__name__ in CONTAINERS else Remedy.CHANGES
-    return Remedy.VALUE
+    # Compiled types that name no module seem to be builtins, as SciPy's SuperLU.
+    is_foreign = root == "builtins" and not hasattr(builtins, kind.__name__)
+    is_python_s = root in sys.stdlib_module_names and (not is_foreign or hasattr(kind, "__next__"))
+    is_state = is_python_s and kind.__name__ not in CONTAINERS
+    return Remedy.CHANGES if is_state else Remedy.VALUE
 
 
 def remedy_in(module: str, attribute: str | None) -> Remedy:

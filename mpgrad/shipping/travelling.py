@@ -8,37 +8,32 @@ files, and classes that say themselves how they are pickled.
 from __future__ import annotations
 
 import copyreg
+import itertools
 import types
-from collections.abc import Callable, Iterable
-from datetime import date
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.function import Function
 from mpgrad.base.hash_seed import fixed_hash_seed
 from mpgrad.shipping.constants import is_constant
 from mpgrad.shipping.contents import (
     Fingerprint,
-    content_of,
+    KeptContent,
     fingerprint,
     is_comparable,
     is_sparse,
 )
 from mpgrad.shipping.findings import Survey, what_can_change
-from mpgrad.shipping.installed_state import is_known_name
-from mpgrad.shipping.process_state import is_known_module
+from mpgrad.shipping.process_state import is_known_module, is_known_name, process_state
 from mpgrad.shipping.remedies import Remedy, remedy_of
 from mpgrad.tensors.tensor import Tensor
 
-#: Types of Python's whose objects have no state but what is in them.
-_SEQUENCES = frozenset({"list", "tuple", "deque", "set", "frozenset"})
-_MAPPINGS = frozenset({"dict", "OrderedDict", "Counter", "mappingproxy"})
-_OPAQUE = frozenset({"array", "bytearray", "datetime", "time", "timezone", "UUID", "slice"})
-_WITH_ATTRIBUTES = frozenset({"ChainMap", "SimpleNamespace", "Template", "UserDict", "UserList"})
 #: NumPy's and SciPy's modules whose objects draw random numbers, or hold memory or files.
 _NOT_COPIED = ("numpy.random", "scipy.io", "numpy.lib._npyio")
+#: Types of Python's whose objects have no state but what is in them.
+_BUILTIN = frozenset({list, tuple, dict, set, frozenset, bytearray, slice})
 #: Types of which nothing needs to be looked at.
 _PLAIN = frozenset({type(None), bool, int, str, bytes})
 #: Methods by which a class says how it is copied, or which a copy calls.
@@ -59,29 +54,43 @@ def parts_of(value: Any) -> Iterable[Any] | None:
         return () if is_comparable(value) else None
     if isinstance(value, Tensor):
         return _of_tensor(value)
+    if kind is types.MappingProxyType:
+        return _of_container(dict(value))
     root = kind.__module__.partition(".")[0]
     if root in ("numpy", "scipy", "mpgrad") and is_known_name(kind):
         return _of_installed(value, root)
-    if is_known_name(kind) or kind is types.MappingProxyType:
-        return _of_python(value, kind.__name__)
+    if is_known_name(kind):
+        has_state = kind not in _BUILTIN and process_state(kind.__module__, kind.__name__)
+        # Python 3.14 copies no iterators any more.
+        return None if has_state or root == "itertools" else _of_container(value)
     if is_known_module(kind.__module__) and "__dataclass_fields__" not in vars(kind):
         return None
-    return _of_user(value)
+    if isinstance(value, Enum | type) or _is_copied_its_own_way(kind):
+        return None
+    parts = None if any(map(_has_a_state, kind.__mro__)) else _of_container(value)
+    return None if parts is None else [kind, *parts]
 
 
-def _of_python(value: Any, name: str) -> Iterable[Any] | None:
-    if name in _SEQUENCES:
-        return None if name.endswith("set") and _has_own_order(value) else _to_look_at(value)
-    if name in _MAPPINGS:
+def _of_container(value: Any) -> Iterable[Any] | None:
+    """What pickle takes of it: arguments, attributes and items."""
+    if isinstance(value, set | frozenset) and _has_own_order(value):
+        return None
+    if type(value) in (list, tuple, set, frozenset):
+        return _to_look_at(value)
+    if type(value) is dict:
         return [*_to_look_at(value), *_to_look_at(value.values())]
-    if name == "defaultdict":
-        return [value.default_factory, *_to_look_at(value), *_to_look_at(value.values())]
-    if name in _WITH_ATTRIBUTES:
-        return list(vars(value).values())
-    return () if name in _OPAQUE or isinstance(value, date) else None
+    try:
+        _, arguments, *more = value.__reduce_ex__(5)
+    except Exception:
+        return None
+    state, items, pairs = (*more, None, None, None)[:3]
+    found = [part for part in arguments if part is not type(value)]
+    for held in state if isinstance(state, tuple) else (state,):  # of __dict__, and of slots
+        found += held.values() if isinstance(held, dict) else [held]
+    return [*found, *_to_look_at(list(items or ())), *itertools.chain(*(pairs or ()))]
 
 
-def _to_look_at(items: Iterable[Any]) -> Iterable[Any]:
+def _to_look_at(items: Collection[Any]) -> Iterable[Any]:
     kinds = set(map(type, items))
     if kinds <= _PLAIN:
         return ()
@@ -138,30 +147,13 @@ def _is_foreign(value: Any) -> bool:
     return not is_known_name(type(value))
 
 
-def _of_user(value: Any) -> Iterable[Any] | None:
-    kind = type(value)
-    if isinstance(value, Enum | type) or _is_copied_its_own_way(kind):
-        return None
-    for base in kind.__mro__:
-        root = base.__module__.partition(".")[0]
-        if base not in _BASES and root not in ("mpgrad", "abc", "typing") and is_known_name(base):
-            return None
-    found: list[Any] = [kind, *getattr(value, "__dict__", {}).values()]
-    for base in kind.__mro__:
-        names = vars(base).get("__slots__", ())
-        slots = {names} if isinstance(names, str) else {*names}
-        for name in sorted(slots - {"__dict__", "__weakref__"}):
-            found += [getattr(value, name)] if hasattr(value, name) else []
-    if isinstance(value, list | tuple | set | frozenset):
-        if isinstance(value, set | frozenset) and _has_own_order(value):
-            return None
-        found += _to_look_at(value)
-    elif isinstance(value, dict):
-        found += [*_to_look_at(value), *_to_look_at(value.values())]
-    return found
+def _has_a_state(base: type) -> bool:
+    """Whether a user's class that extends ``base`` has a state which pickle does not see."""
+    root = base.__module__.partition(".")[0]
+    return base not in _BASES and root not in ("mpgrad", "abc", "typing") and is_known_name(base)
 
 
-#: Classes of Python that a user's class may extend without a state that pickle does not see.
+#: Classes of Python that a user's class may extend.
 _BASES = (object, list, tuple, dict, set, frozenset, int, float, str)
 
 
@@ -202,7 +194,7 @@ class TravellingValues:
         if parts is None:
             self._found.add(f"{label}, {what_can_change(value)}", remedy_of(value))
         elif is_comparable(value) or is_sparse(value):
-            self._found.contents.append(content_of(value, label))
+            self._found.contents.append(KeptContent.of(value, label))
         else:
             if not self._depth:
                 self._found.values.append((value, label))
@@ -215,13 +207,8 @@ class TravellingValues:
         """All code has been looked through, and ``seen``: take the fingerprint."""
         found = self._found
         if found.sets_attributes:
-            code: list[Any] = [one.function for one in found.functions]
-            code += [cls for cls, *_ in found.classes if cls not in (Tensor, Function)]
-            found.values += [
-                (one, "")
-                for one in code
-                if id(one) not in found.forward_only and not is_known_name(one)
-            ]
+            own = [one for one in found.code if id(one) not in found.forward_only]
+            found.values += [(one, "") for one in own if not is_known_name(one)]
         found.kept = found.fingerprint()
         if found.values and not found.kept:
             every = found.values

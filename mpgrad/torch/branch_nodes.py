@@ -100,11 +100,11 @@ class ForkedBranch:
             flight: Any = self._recorded_gradients(grads)
         else:
             flight = self._gradients(grads)
-        self._flights[_backward_number()] = flight, _keeps_graph()
+        self._flights[backward_number()] = flight, _keeps_graph()
 
     def end(self) -> list[torch.Tensor | None]:
         """The gradient of each input."""
-        flight, keeps_graph = self._flights.pop(_backward_number())
+        flight, keeps_graph = self._flights.pop(backward_number())
         found = flight.result() if isinstance(flight, Future) else flight
         if not keeps_graph:
             self.ran, self.inputs, self._flights = None, (), {}
@@ -282,7 +282,7 @@ _current_number = getattr(torch._C, "_current_graph_task_id", None)
 _current_keep = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
 
 
-def _backward_number() -> int:
+def backward_number() -> int:
     """The number of the backward that runs on this thread."""
     return 0 if _current_number is None else int(_current_number())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import types
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -16,11 +17,13 @@ from typing import Any
 import torch
 
 from mpgrad.autograd.running import engine_slot
+from mpgrad.base.thread_state import PerThread
 from mpgrad.engine.submitter import is_serving_thread
 from mpgrad.errors import PerformanceWarning
 from mpgrad.parallel import placing
 from mpgrad.parallel.forks import fork_of
-from mpgrad.torch.branch_nodes import HAS_NUMBERS, BeginBranch, ForkedBranch
+from mpgrad.torch.branch_nodes import HAS_NUMBERS, BeginBranch, ForkedBranch, backward_number
+from mpgrad.torch.shared_results import SharedResult
 from mpgrad.torch.tensors import LIBRARY
 
 #: What a forward or ``setup_context`` may not call: its backward then needs torch's own Node.
@@ -153,7 +156,7 @@ class _ParallelizedCall(ForkedBranch):
         run = _Backward(self._cls)
         if not is_serving_thread():
             try:
-                return _Picked(fork_of(LIBRARY, run, task, {}), self._places)
+                return _Picked(fork_of(LIBRARY, run, task, {}, _next_seed()), self._places)
             except TypeError as error:
                 _warn_once(self._cls, str(error))
         found = run(*task)
@@ -200,21 +203,51 @@ class _Picked(Future):  # type: ignore[type-arg]
 
     def result(self, timeout: float | None = None) -> Any:
         found = self._source.result(timeout)
-        return [found[at] for at in self._places]
+        return [_plain(found[at]) for at in self._places]
 
 
 class _Backward:
-    """The backward of a Function as a function of what its ctx has."""
+    """The backward of a Function as a function of what its ctx has. The class itself travels only
+    if that reads it."""
 
-    def __init__(self, cls: type[Any]) -> None:
-        self.cls = cls
+    def __init__(self, cls: Any) -> None:
+        is_vjp = cls.vjp is not torch.autograd.Function.vjp
+        self.__wrapped__ = cls.vjp if is_vjp else cls.backward
         self.__qualname__ = f"{cls.__qualname__}.backward"
         self.__module__ = cls.__module__
 
     def __call__(self, attributes: Any, saved: Any, needs: Any, grads: Any) -> tuple[Any, ...]:
         ctx = types.SimpleNamespace(saved_tensors=saved, needs_input_grad=needs, **attributes)
-        found = self.cls.backward(ctx, *grads)
+        found = self.__wrapped__(ctx, *grads)
         return found if isinstance(found, tuple) else (found,)
+
+
+class _Begun(PerThread):
+    """How many calls the last backward of this thread has begun."""
+
+    def __init__(self) -> None:
+        self.backward, self.count = -1, 0
+
+
+_begun = _Begun()
+
+
+def _next_seed() -> tuple[int, int, int]:
+    """Of the random numbers of the next call: they depend on the program's generator, from which
+    nothing is drawn, and on the place of the call in its backward."""
+    number = backward_number()
+    _begun.count = _begun.count + 1 if number == _begun.backward else 0
+    _begun.backward = number
+    state = torch.default_generator.get_state()
+    seed = zlib.crc32(state.numpy()) + _begun.count
+    return seed, seed % (1 << 31), seed
+
+
+def _plain(one: Any) -> Any:
+    """A gradient: who gets it is torch's own matter."""
+    if isinstance(one, SharedResult):
+        one.__class__ = torch.Tensor
+    return one
 
 
 def _apart(one: Any) -> Any:

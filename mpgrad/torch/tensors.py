@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
@@ -30,6 +31,7 @@ from mpgrad.torch.memory import (
 )
 from mpgrad.torch.modes import Modes, current_modes, entered
 from mpgrad.torch.shared_parameters import SharedParameters
+from mpgrad.torch.shared_results import SharedResult
 from mpgrad.wire.programs import ResultTensor
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -71,7 +73,9 @@ class TorchTensors(ArrayLibrary):
         found = vars(tensor)
         attributes = {k: v for k, v in found.items() if isinstance(v, _PLAIN)} if found else {}
         needs = tensor.requires_grad
-        return InputKind(type(tensor), needs, attributes, is_buffer, name, layout_of(tensor))
+        cls = torch.Tensor if type(tensor) is SharedResult else type(tensor)
+        layout, has_history = layout_of(tensor), tensor.grad_fn is not None
+        return InputKind(cls, needs, attributes, is_buffer, name, layout, has_history)
 
     def array(self, tensor: torch.Tensor, is_buffer: bool) -> Array:
         layout = layout_of(tensor)
@@ -152,7 +156,30 @@ class TorchTensors(ArrayLibrary):
         return sorted(found)
 
     def used_inputs(self, branch: Branch) -> tuple[Sequence[int], Sequence[int]]:
-        return (), ()  # asked for when an input has changed, which is rare
+        # What is saved is asked for when an input has changed, which is rare. Nothing lies behind a
+        # leaf of the caller's.
+        if not branch.computed:
+            return (), ()
+        reached = set(map(id, _leaves_behind(branch.outputs)[0]))
+        return (), [at for at in branch.computed if id(branch.inputs[at]) not in reached]
+
+    def standing_leaves(self, branch: Branch) -> list[torch.Tensor]:
+        known = set(map(id, (*branch.inputs, *branch.outputs)))
+        leaves, counts = _leaves_behind(branch.outputs)
+        return [
+            leaf
+            for leaf, count in zip(leaves, counts, strict=True)
+            if count > _REFERENCES and id(leaf) not in known
+        ]
+
+    def aliases(self, branch: Branch) -> list[int]:
+        spans = [_span(one) for one in (*branch.outputs, *branch.inputs)]
+        found = []
+        for number, (first, last) in enumerate(spans[: len(branch.outputs)]):
+            others = [*spans[:number], *spans[number + 1 :]]
+            if first < last and any(start < last and first < end for start, end in others):
+                found.append(number)
+        return found
 
     def gradients(
         self, outputs: list[Any], inputs: list[Any], grads: list[Any], create_graph: bool
@@ -167,6 +194,9 @@ class TorchTensors(ArrayLibrary):
         layout = layout_of(tensor)
         dtype, shape, strides = layout
         return bytes_of(tensor, layout), shape, strides, dtype
+
+    def frozen(self, tensor: torch.Tensor) -> None:
+        tensor.__class__ = SharedResult
 
     def opened(self, told: ResultTensor, data: Array | None) -> torch.Tensor:
         layout: Layout = (told.dtype, told.shape, told.strides)
@@ -204,7 +234,11 @@ class TorchTensors(ArrayLibrary):
     ) -> Sequence[torch.Tensor]:
         with torch.enable_grad():
             if place is None:
-                place = branch_nodes.EndBranch.before(inputs, self.version)
+                # An edge to what no output depends on would run, and free, the graph behind it.
+                sources = [
+                    one.detach() if at in ran.unreached else one for at, one in enumerate(inputs)
+                ]
+                place = branch_nodes.EndBranch.before(sources, self.version)
             return place.attach(ran, self)
 
 
@@ -222,7 +256,7 @@ def _why_not(tensor: torch.Tensor) -> str:
         return "a tensor inside of torch.func: call parallel_map outside of vmap and grad"
     if is_lazy(tensor):
         return "a parameter of a lazy Module: run the Module once before"
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, SharedResult):
         name = type(tensor).__qualname__
         return f"a tensor of the class {name}: pass x.as_subclass(torch.Tensor)"
     if tensor.is_nested:
@@ -234,6 +268,33 @@ def _why_not(tensor: torch.Tensor) -> str:
     if tensor.device.type != "cpu":
         return f"a tensor on {tensor.device}: workers compute on the CPU; pass x.cpu()"
     return ""
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of the first element, and behind the last one; equal if there are none."""
+    start = tensor.data_ptr()
+    layout = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride()
+    return start, start + nbytes_of(layout)
+
+
+def _leaves_behind(outputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
+    """The leaves of the graph behind ``outputs``, and how many references there are to each."""
+    stack = [one.grad_fn for one in outputs if one.grad_fn is not None]
+    seen, leaves = set(stack), []
+    while stack:
+        node = stack.pop()
+        following = node.next_functions
+        if not following and hasattr(node, "variable"):
+            leaves.append(node.variable)
+        for one, _ in following:
+            if one is not None and one not in seen:
+                seen.add(one)
+                stack.append(one)
+    return leaves, [sys.getrefcount(leaves[at]) for at in range(len(leaves))]
+
+
+#: Those to a leaf that its graph alone holds.
+_REFERENCES = _leaves_behind([torch.ones((), requires_grad=True).exp()])[1][0]
 
 
 def _saved_by(outputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

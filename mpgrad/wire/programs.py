@@ -106,6 +106,7 @@ class CallRule(msgspec.Struct, frozen=True, array_like=True, tag=3):
     #: Those of the caller (``wire.surroundings``); empty: those of the task, as are the next ones.
     surroundings: bytes = b""
     numpy_errors: dict[str, str] = {}
+    seeks_lost: bool = False
 
 
 class BranchRule(msgspec.Struct, frozen=True, array_like=True, tag=4):

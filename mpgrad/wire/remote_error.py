@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import io
+import linecache
 import pickle
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -102,8 +104,24 @@ def decode_error(data: bytes, *, with_traceback: bool = True) -> BaseException:
             first = error
             while first.__cause__ is not None:
                 first = first.__cause__
-            object.__setattr__(first, "__cause__", RemoteTraceback(text))
+            object.__setattr__(first, "__cause__", RemoteTraceback(_with_source(text)))
     return error
+
+
+def _with_source(text: str) -> str:
+    """A traceback with the lines that only this process knows, as those of a notebook's cells."""
+    found: list[str] = []
+    lines = text.splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        found.append(line)
+        frame = _FRAME.fullmatch(line)
+        if frame is not None and not following.startswith("    "):
+            source = linecache.getline(frame[1], int(frame[2])).strip()
+            found += [f"    {source}"] if source else []
+    return "\n".join([*found, ""] if text.endswith("\n") else found)
+
+
+_FRAME = re.compile(r' *File "(.*)", line (\d+), in .*')
 
 
 def _rebuild(remote: RemoteError) -> BaseException:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.base.handles import INLINE_LIMIT_BYTES
-from mpgrad.shipping.contents import Content, fingerprint, what_changed
+from mpgrad.shipping.contents import KeptContent, fingerprint, what_changed
 from mpgrad.shipping.loading import Loaded
 from mpgrad.tensors.storage import is_held_alone
 from mpgrad.wire.programs import InlineArray, PackedArray
@@ -37,7 +37,7 @@ class PrivateArrays:
 
     def __init__(self, memory: WorkerMemory, loaded: Loaded) -> None:
         self._memory, self._loaded = memory, loaded
-        self.on_ctx: list[Content] = []
+        self.on_ctx: list[KeptContent] = []
         self.compared: dict[str, Any] = {}
         self._kept = b""
         self._inline: list[tuple[str, bytearray, bytes]] = []

@@ -17,7 +17,7 @@ from mpgrad.autograd.functions.function_node import (
 from mpgrad.autograd.running.node_loop import Apply, NodeStep
 from mpgrad.backends.column_parts import Parts
 from mpgrad.graph.registry import OPERATORS, Operator
-from mpgrad.shipping.attributes import changed_containers, containers_in, pack_attributes
+from mpgrad.shipping.attributes import changed_containers, containers_in, name_set, pack_attributes
 from mpgrad.shipping.loading import Loaded, establish, load_all, load_attributes
 from mpgrad.tensors.refused_reads import REFUSED
 from mpgrad.wire.output_record import (
@@ -138,6 +138,8 @@ class Rules:
                 results = run_function_backward(loaded.function, ctx, grads, needs)
             finally:
                 written = private.what_changed()
+                if not written and not is_promised:
+                    written = name_set(vars(ctx), context.attributes)
                 if written:  # the arrays that it holds are not those of the client any more
                     self._forget(rule.code_id)
             if self._memory.diverted_bytes() > diverted:

@@ -191,7 +191,7 @@ class TaskRunner:
         assert to is not None
         self._report(OutputEmitted(to.peer, to.graph, kind, encode_output(output)))
 
-    def _note_failure(self, step: int) -> None:
+    def _note_failure(self, step: int, error: BaseException) -> None:
         self._failed_step = step
 
     def _contributions(

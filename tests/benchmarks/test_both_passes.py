@@ -41,6 +41,7 @@ def test_all_contenders_of_a_torch_program_agree(monkeypatch: pytest.MonkeyPatch
     pytest.importorskip("torch")
     grain = torch_branches._GRAINS[-1]._replace(milliseconds=0.02)
     monkeypatch.setattr(torch_branches, "_GRAINS", (grain,))
+    monkeypatch.setattr(torch_branches, "_UNCHANGED_MS", 0.02)
     monkeypatch.setattr(torch_branches, "_WIDTH", 8)
     monkeypatch.setattr(torch_branches, "_SHORT_REPEATS", 2)
     before = set(psutil.Process().children())
@@ -49,5 +50,7 @@ def test_all_contenders_of_a_torch_program_agree(monkeypatch: pytest.MonkeyPatch
     for name in ("torch: 1 + 1 ms", "torch: 16 perceptrons"):
         assert ways <= set(found[name].samples)
     assert {"ProcessPoolExecutor", torch_branches.LIMIT} <= set(found["torch: 1 + 1 ms"].samples)
+    functions = found["torch: backward of 16 Functions"].samples
+    assert {torch_branches.PARALLELIZE, torch_branches.TORCH} <= set(functions)
     assert found["torch: a fork of nothing"].samples
     assert not [child for child in psutil.Process().children() if child not in before]

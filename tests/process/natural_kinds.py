@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import mpgrad as mg
 from mpgrad.engine.spot_checks import SpotChecks
 
-_HEAD = """
+HEAD = """
 import array, collections, dataclasses, datetime, decimal, enum, fractions, functools, itertools
 import logging, math, operator, os, pathlib, random, re, string, threading, time, types, uuid
 import numpy as np
@@ -201,7 +201,7 @@ def program(kind: Kind) -> types.ModuleType:
     """A module whose ``loss()`` has two Nodes of a Function ``F`` of this kind."""
     name = f"natural_{next(_numbers)}"
     set_it = f"ctx.it = {kind.on_ctx}" if kind.on_ctx else "pass"
-    source = f"""{_HEAD}
+    source = f"""{HEAD}
 {kind.top}
 
 class F(mg.Function):

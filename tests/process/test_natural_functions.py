@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import types
+from typing import Any
+
 import pytest
 
 import mpgrad as mg
@@ -35,3 +38,59 @@ def test_where_they_run(place: str) -> None:
     assert (len(kinds), list(places.values()).count("worker")) == (
         (53, 49) if place == "by name" else (43, 41)
     )
+
+
+SETS_ON_CTX = """
+import mpgrad as mg
+
+class Inner(mg.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.factor = 2.0
+        return x * 2.0
+
+class F(mg.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.calls = 0
+        ctx.kept = [1.0]
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        {body}
+        return grad * 3.0
+"""
+
+
+@pytest.mark.filterwarnings("ignore::mpgrad.errors.PerformanceWarning")
+@pytest.mark.parametrize(
+    "body",
+    [
+        "ctx.calls += 1",
+        "ctx.seen = 1",
+        "if hasattr(ctx, 'calls'): del ctx.calls",
+        "Inner.forward(ctx, grad)",
+        "setattr(ctx, 'seen', 1)",
+        "vars(ctx).update(seen=1)",
+        "ctx.kept = [2.0]",
+    ],
+)
+@pytest.mark.parametrize("has_hook", [False, True])
+def test_what_backward_sets_on_ctx_is_there_afterwards(body: str, *, has_hook: bool) -> None:
+    found = []
+    for mode in ("local", "process"):
+        module: Any = types.ModuleType("sets_on_ctx")
+        exec(compile(SETS_ON_CTX.format(body=body), "sets_on_ctx.py", "exec"), vars(module))
+        with mg.Engine(mode, cpu_workers=2):
+            for _ in range(2):
+                x = mg.tensor([1.0, 2.0], requires_grad=True)
+                y, z = module.F.apply(x), module.F.apply(x * 2)
+                if has_hook:
+                    y.register_hook(lambda grad: grad * 1.5)
+                for _ in range(2):
+                    (y + z).sum().backward(retain_graph=True)
+                assert x.grad is not None
+                found.append((mode, x.grad.tolist(), [vars(node.grad_fn.ctx) for node in (y, z)]))
+    results = [(grad, str(left)) for _, grad, left in found]
+    assert results[:2] == results[2:]

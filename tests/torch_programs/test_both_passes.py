@@ -132,6 +132,16 @@ def test_one_branch_is_differentiated_alone(engine: mg.Engine) -> None:
     assert torch.autograd.grad(outs[0], xs[1], allow_unused=True) == (None,)
 
 
+def test_gradients_have_memory_of_their_own(engine: mg.Engine) -> None:
+    """Those of a sum are one tensor, which is also what backward() was given."""
+    a, b = leaves(36, (3,), (3,))
+    (out,) = mt.parallel_map(lambda x, y: x + y, [a], [b])
+    given = torch.ones(3)
+    out.backward(given)
+    a.grad.zero_()
+    assert bits(b.grad, given) == bits(torch.ones(3), torch.ones(3))
+
+
 def test_maps_in_a_chain(engine: mg.Engine) -> None:
     def program(run: Any) -> list[Any]:
         w, *xs = leaves(5, (4, 4), *[(4,)] * 3)
@@ -140,6 +150,20 @@ def test_maps_in_a_chain(engine: mg.Engine) -> None:
         total = sum(outs)
         total.backward()
         return bits(w.grad, *[x.grad for x in xs])
+
+    same_in_both(program)
+
+
+def test_an_argument_that_is_detached_inside_is_no_source(engine: mg.Engine) -> None:
+    """The graph behind it is not run, and can still be differentiated: a GAN's step."""
+
+    def program(run: Callable[..., Any]) -> list[Any]:
+        w, v, *xs = leaves(21, (3,), (3,), (3,), (3,))
+        fakes = run(lambda x: x * w.sin(), xs)
+        sum(run(lambda fake: (fake.detach() * v).sum(), fakes)).backward()
+        assert w.grad is None
+        sum(run(lambda fake: (fake * v).sum(), fakes)).backward()
+        return bits(w.grad, v.grad)
 
     same_in_both(program)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -265,3 +267,122 @@ def test_a_worker_dies_in_a_backward(tmp_path: Path) -> None:
 def test_only_functions_can_be_parallelized() -> None:
     with pytest.raises(TypeError, match=r"autograd\.Function"):
         mt.parallelize(torch.nn.Linear)  # type: ignore[arg-type]
+
+
+def test_the_programs_random_numbers_stay_as_they_are(engine: mg.Engine) -> None:
+    """Nothing is drawn for a backward; one that draws has numbers of its own."""
+    found = []
+    for parallel in (False, True):
+        cls, (w, x) = scaled(parallel), leaves(2)
+        torch.manual_seed(7)
+        np.random.seed(7)
+        random.seed(7)
+        cls.apply(x, w, 2.0)[0].sum().backward()
+        found.append([torch.rand(2).tolist(), np.random.rand(), random.random()])
+    assert found[0] == found[1]
+
+
+class Draws(torch.autograd.Function):
+    """Its gradient is a random number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return torch.rand_like(grad)
+
+
+def test_a_backward_that_draws(engine: mg.Engine) -> None:
+    if not engine.worker_pids():
+        return  # it is torch's own
+    mt.parallelize(Draws)
+
+    def run() -> list[Any]:
+        torch.manual_seed(3)
+        xs = leaves(2)
+        sum(Draws.apply(x).sum() for x in xs).backward()
+        return values(*[x.grad for x in xs])
+
+    first = run()
+    assert first == run()
+    assert first[0] != first[1]
+
+
+class Vjp(torch.autograd.Function):
+    """torch's other name for a backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def vjp(ctx: Any, grad: Any) -> Any:
+        return 2 * grad * ctx.saved_tensors[0]
+
+
+def test_a_backward_that_is_called_vjp(engine: mg.Engine) -> None:
+    mt.parallelize(Vjp)
+    (x,) = leaves(1)
+    Vjp.apply(x).sum().backward()
+    assert torch.equal(x.grad, 2 * x)
+
+
+class Factor(torch.autograd.Function):
+    """Its backward reads an attribute of its class."""
+
+    factor = 1.0
+    table: list[float] = [1.0]  # noqa: RUF012
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * Factor.factor * Factor.table[0]
+
+
+def test_a_class_that_changes_between_calls(engine: mg.Engine) -> None:
+    """Also in a hook, between two calls of one backward."""
+    mt.parallelize(Factor)
+    found = []
+    for value in (1.0, 5.0):
+        Factor.factor, Factor.table[0] = value, value + 1
+        (x,) = leaves(1)
+        Factor.apply(x).sum().backward()
+        found.append(x.grad[0].item())
+    assert found == [2.0, 30.0]
+
+    def hook(grad: Any) -> None:
+        Factor.table[0] = 10.0
+
+    (x,) = leaves(1)
+    Factor.factor, Factor.table[0] = 1.0, 1.0
+    middle = Factor.apply(x)
+    middle.register_hook(hook)
+    Factor.apply(middle).sum().backward()
+    assert x.grad[0].item() == 10.0
+
+
+class Twice(torch.autograd.Function):
+    """Its gradients share memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, y: Any) -> Any:
+        return x + y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        own = grad * 1
+        return own, own.detach()
+
+
+def test_gradients_that_share_memory(engine: mg.Engine) -> None:
+    mt.parallelize(Twice)
+    x, y = leaves(2)
+    first, second = torch.autograd.grad(Twice.apply(x, y).sum(), [x, y])
+    assert type(first) is type(second) is torch.Tensor
+    first.add_(1)

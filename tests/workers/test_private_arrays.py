@@ -9,7 +9,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.shipping.attributes import pack_attributes
-from mpgrad.shipping.contents import ArrayContent
+from mpgrad.shipping.contents import KeptContent
 from mpgrad.shipping.loading import Loaded, load_attributes
 from mpgrad.workers.private_arrays import PrivateArrays
 
@@ -30,7 +30,7 @@ ARRAYS = {
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_a_byte_that_differs(kind: str) -> None:
     array = ARRAYS[kind].copy("A")
-    content = ArrayContent.of(array, "a test")
+    content = KeptContent.of(array, "a test")
     assert content.is_current()
     memory = array.ravel("K").view(np.uint8)
     memory[-1] ^= 1
@@ -41,7 +41,7 @@ def test_a_byte_that_differs(kind: str) -> None:
 
 def test_minus_zero_is_not_zero() -> None:
     array = np.zeros(2)
-    content = ArrayContent.of(array, "a test")
+    content = KeptContent.of(array, "a test")
     array[0] = -0.0
     assert not content.is_current()
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from types import CodeType
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,13 +32,17 @@ from mpgrad.tensors.tensor import Tensor
 _NO_TENSOR = InputMetadata((), np.dtype(np.bool_))
 
 
+#: See ``call_sites``.
+Called: TypeAlias = tuple[CodeType, int, float]
+
+
 class FunctionNode(Node):
     """The Node that ``Function.apply`` records: one edge per argument of forward.
 
     Each Function has a class of its own for it (see ``node_class``).
     """
 
-    __slots__ = ("ctx", "function", "has_packed")
+    __slots__ = ("called", "ctx", "function", "has_packed")
 
     takes_undefined = True
     is_user_code = True
@@ -59,6 +64,8 @@ class FunctionNode(Node):
         self.function = function
         self.ctx = ctx
         self.has_packed = False
+        #: The code that has called ``apply``, the place in it, and the seconds that forward took.
+        self.called: Called | None = None
         ctx._node = weakref.ref(self)
 
     def finish(self, outputs: Sequence[Any], differentiable: Sequence[bool]) -> None:

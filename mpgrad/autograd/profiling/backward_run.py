@@ -50,6 +50,7 @@ class BackwardRun:
         started, ended: seconds of ``perf_counter``.
         mode: "local" or "process"; why: the reason for it.
         on_client: why Functions ran in the calling process although nobody had asked for that.
+        loops: of ``Function.apply`` in forward, in words.
         plan: its NodeTasks; None where it ran in this process without one.
         workers: how many CPU workers the engine has.
         submitted: when the last task had been handed over; None in ``local``.
@@ -65,6 +66,7 @@ class BackwardRun:
     mode: str = "local"
     why: str = ""
     on_client: Mapping[int, str] = field(default_factory=dict)
+    loops: tuple[str, ...] = ()
     plan: Plan | None = None
     workers: int = 1
     submitted: float | None = None

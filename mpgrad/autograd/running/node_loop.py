@@ -134,7 +134,8 @@ class NodeLoop:
         xp: the array namespace.
         destination: gives results their memory, and publishes them.
         times: gets when each rule began and ended (``perf_counter``).
-        on_failure: receives the number of the Node that raised, before the error is raised.
+        on_failure: receives the number of the Node that raised, and the error, which is raised
+            then.
         nodes: for the functions of steps without a NodeStep.
         keeps: whether these keep saved tensors.
         other: ``other(at)``: the step of kind RULE in place of a function, which takes no undefined
@@ -152,7 +153,7 @@ class NodeLoop:
         *,
         destination: Destination | None = None,
         times: list[float] | None = None,
-        on_failure: Callable[[int], None] | None = None,
+        on_failure: Callable[[int, BaseException], None] | None = None,
         nodes: Sequence[Any] = (),
         keeps: bool = True,
         other: Callable[[int], Step] | None = None,
@@ -271,7 +272,7 @@ class NodeLoop:
         assert step is not None
         add_notes(error, step.name, step.inputs, step.outputs, step.takes_undefined)
         if self._on_failure is not None:
-            self._on_failure(at)
+            self._on_failure(at, error)
 
     def _run_rule(
         self,
@@ -326,7 +327,7 @@ def run_task(
     *,
     destination: Destination | None = None,
     times: list[float] | None = None,
-    on_failure: Callable[[int], None] | None = None,
+    on_failure: Callable[[int, BaseException], None] | None = None,
 ) -> None:
     """Run the Nodes of a task.
 
