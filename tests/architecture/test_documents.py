@@ -106,3 +106,15 @@ def test_the_names_of_a_term_are_in_their_files(row: tuple[str, str, str]) -> No
     ]
     assert names
     assert missing == []
+
+
+def test_a_decision_is_at_most_three_lines() -> None:
+    pages = [*(ROOT / "docs" / "decisions").glob("*.md")]
+    decisions = [
+        found[0]
+        for page in pages
+        for found in re.finditer(r"^\* .*\n(?:  .*\n)*", page.read_text(), re.MULTILINE)
+    ]
+    assert len(decisions) > 100
+    assert [text for text in decisions if text.count("\n") > 3] == []
+    assert [text for text in decisions if max(map(len, text.splitlines())) > 120] == []
