@@ -24,9 +24,12 @@ from examples.demo.branches import BRANCHES, Race
 from examples.demo.digits import Digits, Training
 from examples.demo.large_letters import in_large_letters
 from mpgrad.base import machine
+from mpgrad.launch.measurements import two_cores
 
-#: Work of one branch; calibrated on the machine that the demo runs on.
+#: Work of one pass of a branch; calibrated on the machine that the demo runs on.
 BRANCH_MS = 20.0
+#: Below that, two processes at once say that the machine has no second core for workers now.
+TWO_CORES = 1.6
 
 
 def main() -> int:
@@ -144,7 +147,8 @@ def _show_branches(console: Console, page: str) -> bool:
     """Race the branches; whether the gradients came out the same."""
     terms = branches.calibrate(BRANCH_MS / 1000)
     console.print(
-        f"[bold]1. {BRANCHES} branches, each with {BRANCH_MS:.0f} ms of pure Python in backward[/]"
+        f"[bold]1. A step of {BRANCHES} branches: {BRANCH_MS:.0f} ms of pure Python forward, and "
+        "as much backward[/]"
     )
     with _progress(console) as progress:
         after_round = _counter(progress, "rounds", branches.ROUNDS)
@@ -152,12 +156,13 @@ def _show_branches(console: Console, page: str) -> bool:
     console.print(_indented(_race_table(race)))
     same = race.local.gradients == race.process.gradients == race.auto.gradients
     console.print(_speed_up(race, ink="█" if console.encoding.startswith("utf") else "#"))
-    console.print(f"   gradients of all modes: {_same_or_not(same)}", "", sep="\n")
+    console.print(f"   gradients of all modes: {_same_or_not(same)}")
+    console.print(*_busy(), "", sep="\n")
     return same
 
 
 def _race_table(race: Race) -> Table:
-    table = _table("one backward", "median", "the branches run in")
+    table = _table("one step", "median", "the branches run in")
     if race.torch is not None:
         table.add_row("torch", _ms(race.torch.median_s), "one thread, which holds the GIL")
     table.add_row("mpgrad local", _ms(race.local.median_s), "one thread, which holds the GIL")
@@ -166,13 +171,26 @@ def _race_table(race: Race) -> Table:
     return table
 
 
+def _busy() -> list[str]:
+    """A line if this machine has no second core for workers now."""
+    if machine.available_cpus() < 2:
+        return ["   this machine has one CPU: workers cannot be faster than one process"]
+    speed_up = two_cores().speed_up
+    if speed_up >= TWO_CORES:
+        return []
+    return [
+        f"   two processes do {speed_up:.2f}x the work of one: they share a core, or others use "
+        "this machine now"
+    ]
+
+
 def _speed_up(race: Race, ink: str) -> Panel:
     other, name = (race.local, "mpgrad local") if race.torch is None else (race.torch, "torch")
     number = f"{other.median_s / race.process.median_s:.2f}x"
     return Panel(
         f"[bold green]{in_large_letters(number, ink)}[/]\n\n"
         f"as fast as {name}, with {race.workers} workers",
-        title="one backward()",
+        title="one step, forward and backward",
         expand=False,
         padding=(1, 4),
     )
@@ -184,7 +202,7 @@ def _speed_up(race: Race, ink: str) -> Panel:
 def _show_what_next(console: Console, page: str) -> None:
     console.print("[bold]Now try[/]")
     for command, words in (
-        (f"xdg-open {page}", "when which worker ran what in one backward of part 1"),
+        (f"xdg-open {page}", "when which worker ran what in one step of part 1"),
         ("python examples/quickstart.py", "the smallest program; others stand beside it"),
         ("mpgrad run --profile page.html script.py", "the same page about a script of yours"),
         ("mpgrad doctor", "what this machine offers to workers"),

@@ -1,8 +1,7 @@
-"""The demo's first part: many branches whose backward is slow, pure Python."""
+"""The demo's first part: a step of many branches whose passes are slow, pure Python."""
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -26,19 +25,18 @@ class Branches:
 
     Attributes:
         leaves: the tensors that they start from; their ``.grad`` is the result.
-        make_loss: records all branches and returns a scalar whose ``backward()`` is timed.
+        make_loss: runs all branches forward and returns a scalar.
     """
 
     leaves: Sequence[Any]
     make_loss: Callable[[], Any]
 
-    def backward_seconds(self) -> float:
-        """Record the branches, then time their backward alone."""
-        loss = self.make_loss()
+    def step_seconds(self) -> float:
+        """Run forward and backward."""
         for leaf in self.leaves:
             leaf.grad = None
         start = time.perf_counter()
-        loss.backward()
+        self.make_loss().backward()
         return time.perf_counter() - start
 
     def gradients(self) -> bytes:
@@ -51,7 +49,7 @@ class Result:
     """What one runner of the race reached.
 
     Attributes:
-        median_s: seconds of one backward, the median of all rounds.
+        median_s: seconds of one step, the median of all rounds.
         gradients: their bytes.
     """
 
@@ -71,7 +69,7 @@ class Race:
 
 
 def slope_by_leibniz(terms: int) -> float:
-    """Pi as 4 - 4/3 + 4/5 - ...: stands for any backward that is a Python loop."""
+    """Pi as 4 - 4/3 + 4/5 - ...: stands for any pass that is a Python loop."""
     total, numerator = 0.0, 4.0
     for k in range(terms):
         total += numerator / (2 * k + 1)
@@ -80,12 +78,12 @@ def slope_by_leibniz(terms: int) -> float:
 
 
 class TimesPi(mg.Function):
-    """``x * pi``, whose derivative is found the slow way."""
+    """``x * pi``; both passes find pi the slow way."""
 
     @staticmethod
     def forward(ctx: Any, x: mg.Tensor, terms: int) -> mg.Tensor:
         ctx.terms = terms
-        return x * math.pi
+        return x * slope_by_leibniz(terms)
 
     @staticmethod
     def backward(ctx: Any, grad: mg.Tensor) -> tuple[mg.Tensor, None]:
@@ -106,13 +104,13 @@ def calibrate(seconds: float) -> int:
 def branches(terms: int) -> Branches:
     """The branches in mpgrad."""
     leaves = [mg.full((ELEMENTS,), k + 1.0, requires_grad=True) for k in range(BRANCHES)]
-    return Branches(leaves, lambda: mg.cat([TimesPi.apply(leaf, terms) for leaf in leaves]).sum())
+    return Branches(leaves, lambda: mg.cat(TimesPi.map(leaves, [terms] * BRANCHES)).sum())
 
 
 def race(
     terms: int, in_torch: Branches | None, after_round: Callable[[], None], page: str | None = None
 ) -> Race:
-    """Time the backward in all modes, and in PyTorch.
+    """Time the step in all modes, and in PyTorch.
 
     All run in turn in each round, so that whatever else this machine does slows all of them.
 
@@ -120,7 +118,7 @@ def race(
         terms: work of one branch.
         in_torch: the branches in PyTorch, where it is installed.
         after_round: called after each round.
-        page: the file for the report of the profiler about one more backward in workers.
+        page: the file for the report of the profiler about one more step in workers.
     """
     engines = {mode: mg.Engine(mode=mode) for mode in MODES}
     runners = {mode: branches(terms) for mode in MODES}
@@ -129,15 +127,15 @@ def race(
         for _ in range(ROUNDS):
             for mode in MODES:
                 mg.set_engine(engines[mode])
-                times[mode].append(runners[mode].backward_seconds())
+                times[mode].append(runners[mode].step_seconds())
             if in_torch is not None:
-                times["torch"].append(in_torch.backward_seconds())
+                times["torch"].append(in_torch.step_seconds())
             after_round()
         workers = len(engines["process"].worker_pids())
         if page is not None:
             mg.set_engine(engines["process"])
             with mg.profiler.profile():
-                branches(terms).backward_seconds()
+                branches(terms).step_seconds()
             mg.profiler.report(page)
     finally:
         mg.set_engine(None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from examples.demo.branches import BRANCHES, ELEMENTS, Branches, slope_by_leibniz
@@ -18,7 +17,7 @@ def branches(terms: int) -> Branches | None:
     class TimesPi(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
-            return x * math.pi
+            return x * slope_by_leibniz(terms)
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:

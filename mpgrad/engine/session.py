@@ -173,6 +173,10 @@ class Session:
         if not self._run_task:
             self.interrupts.forget()
 
+    def cancel(self, graph: int, grace_ms: int | None) -> None:
+        """Let none of the graph's tasks begin any more (see ``GraphCancelled``). Its end comes."""
+        self._send(*self._handle(ev.GraphCancelled(self.peer, graph, grace_ms)))
+
     def watch(self, descriptor: int) -> None:
         """Let a step end when ``descriptor`` is readable."""
         self._dealer.watch(descriptor)
@@ -185,7 +189,7 @@ class Session:
         """Cancel ``graph`` after a signal, and wait for its end for a limited time."""
         grace_ms = self.interrupts.begin_to_stop(cause)
         try:
-            self._send(*self._handle(ev.GraphCancelled(self.peer, graph, grace_ms)))
+            self.cancel(graph, grace_ms)
             while graph not in self._state.outcomes and self.interrupts.patience_ms:
                 self.step()
         except (KeyboardInterrupt, CoordinatorLost):
@@ -205,7 +209,7 @@ class Session:
             for message in messages:
                 self._send(message)
         except Exception as error:
-            self._send(*self._handle(ev.GraphCancelled(self.peer, graph)))
+            self.cancel(graph, None)
             return error
         return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,16 @@ class Submission:
         self.is_begun = self.is_begun or self.begin()
         return self.is_begun
 
+    def stopping(self, submitter: Submitter) -> Callable[[int | None], None]:
+        """``submitter.stop`` of this call, which does not keep it alive."""
+        known = weakref.ref(self)
+
+        def stop(grace_ms: int | None) -> None:
+            if (submission := known()) is not None:
+                submitter.stop(submission, grace_ms)
+
+        return stop
+
     def fail(self, error: BaseException) -> None:
         """End with ``error``, unless it was cancelled before it began."""
         if self.begins():
@@ -102,6 +113,7 @@ class Submitter:
         self._condition = threading.Condition()
         self._queue: deque[Submission] = deque()
         self._running: dict[int, Submission] = {}
+        self._to_stop: deque[tuple[Submission, int | None]] = deque()
         self._thread: threading.Thread | None = None
         self._wake_fd = -1
 
@@ -118,6 +130,17 @@ class Submitter:
             else:
                 os.eventfd_write(self._wake_fd, 1)
                 self._condition.notify()
+
+    def stop(self, submission: Submission, grace_ms: int | None) -> None:
+        """Nobody wants a call any more. One that runs may end; after ``grace_ms`` milliseconds its
+        worker is replaced."""
+        with self._condition:
+            with contextlib.suppress(ValueError):
+                self._queue.remove(submission)
+                return
+            if self._thread is not None:
+                self._to_stop.append((submission, grace_ms))
+                os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
         """End the calls that nobody will answer any more: the engine has been closed."""
@@ -172,6 +195,10 @@ class Submitter:
             session.step()
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)
+            while self._to_stop:
+                stopped, grace_ms = self._to_stop.popleft()
+                for number in [at for at, one in self._running.items() if one is stopped]:
+                    session.cancel(number, grace_ms)
             for number in [*self._running]:
                 self._look_at(number, session)
 

@@ -27,6 +27,8 @@ class ForkFuture(concurrent.futures.Future[Any]):
     """
 
     _was_asked = False
+    #: Says that nobody wants the result any more, see ``Submitter.stop``.
+    stop: Callable[[int | None], None] = staticmethod(lambda grace_ms: None)
 
     def result(self, timeout: float | None = None) -> Any:
         """The result, when it is there.
@@ -160,13 +162,13 @@ def _submit(made: CallsOfMap, future: ForkFuture) -> None:
         else:
             future.set_result(result)
 
-    execution.submitter.submit(
-        Submission(
-            made.requests(0)[0],
-            made.around,
-            made.keep,
-            depth_of_calls(),
-            future.set_running_or_notify_cancel,
-            end,
-        )
+    submission = Submission(
+        made.requests(0)[0],
+        made.around,
+        made.keep,
+        depth_of_calls(),
+        future.set_running_or_notify_cancel,
+        end,
     )
+    future.stop = submission.stopping(execution.submitter)
+    execution.submitter.submit(submission)

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from mpgrad.autograd.running.deferred_interrupts import GRACE_MS
 from mpgrad.base.thread_state import PerThread
 from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.branch_gradients import differentiate, require_unsaved
@@ -50,6 +53,39 @@ class _Counts(PerThread):
 
 
 _counts = _Counts()
+
+
+class Derived(Future[Any]):
+    """The gradients of a branch, which may not be there yet.
+
+    Attributes:
+        stop: see ``Submitter.stop``.
+    """
+
+    stop: Callable[[int | None], None]
+
+
+class _UnderWay(PerThread):
+    """The branches that a backward of this thread has begun to differentiate."""
+
+    def __init__(self) -> None:
+        self.branches: weakref.WeakSet[ForkedBranch] = weakref.WeakSet()
+
+
+_under_way = _UnderWay()
+
+
+@contextmanager
+def _others_stopped_on_error() -> Iterator[None]:
+    """After an error nobody asks for the other branches of this backward; after Ctrl-C nobody waits
+    for their end, either."""
+    try:
+        yield
+    except BaseException as error:
+        grace_ms = None if isinstance(error, Exception) else GRACE_MS
+        for branch in [*_under_way.branches]:
+            branch.stop(backward_number(), grace_ms)
+        raise
 
 
 class ForkedBranch:
@@ -96,19 +132,29 @@ class ForkedBranch:
 
     def begin(self, grads: Sequence[torch.Tensor | None]) -> None:
         """Let the branch be differentiated."""
-        if torch.is_grad_enabled():
-            flight: Any = self._recorded_gradients(grads)
-        else:
-            flight = self._gradients(grads)
-        self._flights[backward_number()] = flight, _keeps_graph()
+        with _others_stopped_on_error():
+            if torch.is_grad_enabled():
+                flight: Any = self._recorded_gradients(grads)
+            else:
+                flight = self._gradients(grads)
+            self._flights[backward_number()] = flight, _keeps_graph()
+            _under_way.branches.add(self)
 
     def end(self) -> list[torch.Tensor | None]:
         """The gradient of each input."""
-        flight, keeps_graph = self._flights.pop(backward_number())
-        found = flight.result() if isinstance(flight, Future) else flight
+        with _others_stopped_on_error():
+            flight, keeps_graph = self._flights[backward_number()]
+            found = flight.result() if isinstance(flight, Future) else flight
+        del self._flights[backward_number()]
         if not keeps_graph:
             self.ran, self.inputs, self._flights = None, (), {}
         return list(found)
+
+    def stop(self, number: int, grace_ms: int | None) -> None:
+        """Nobody will ask for what the backward with that number has begun here."""
+        flight, _ = self._flights.pop(number, (None, False))
+        if isinstance(flight, Future):
+            flight.stop(grace_ms)  # type: ignore[attr-defined]
 
     def _changed(self) -> list[int]:
         """The numbers of the inputs that were changed in place since the call."""
@@ -184,7 +230,7 @@ class ForkedBranch:
         expected = sum(
             [a.nbytes + _PADDING for a, n in zip(ran.arrays, task.needs, strict=True) if n]
         )
-        future: Future[Any] = Future()
+        future = Derived()
 
         def end(answered: Answered | BaseException) -> None:
             if isinstance(answered, BaseException):
@@ -197,16 +243,16 @@ class ForkedBranch:
             except BaseException as error:
                 future.set_exception(error)
 
-        execution.submitter.submit(
-            Submission(
-                Request(task, arrays, expected, ran.lifetime.slot),
-                look_around(),
-                PackedArrays(),
-                depth_of_calls(),
-                future.set_running_or_notify_cancel,
-                end,
-            )
+        submission = Submission(
+            Request(task, arrays, expected, ran.lifetime.slot),
+            look_around(),
+            PackedArrays(),
+            depth_of_calls(),
+            future.set_running_or_notify_cancel,
+            end,
         )
+        future.stop = submission.stopping(execution.submitter)
+        execution.submitter.submit(submission)
         return future
 
     def _recorded_gradients(

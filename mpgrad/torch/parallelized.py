@@ -11,7 +11,6 @@ import types
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -21,8 +20,14 @@ from mpgrad.base.thread_state import PerThread
 from mpgrad.engine.submitter import is_serving_thread
 from mpgrad.errors import PerformanceWarning
 from mpgrad.parallel import placing
-from mpgrad.parallel.forks import fork_of
-from mpgrad.torch.branch_nodes import HAS_NUMBERS, BeginBranch, ForkedBranch, backward_number
+from mpgrad.parallel.forks import ForkFuture, fork_of
+from mpgrad.torch.branch_nodes import (
+    HAS_NUMBERS,
+    BeginBranch,
+    Derived,
+    ForkedBranch,
+    backward_number,
+)
 from mpgrad.torch.shared_results import SharedResult
 from mpgrad.torch.tensors import LIBRARY
 
@@ -194,12 +199,12 @@ class _ParallelizedCall(ForkedBranch):
         return [next(results) if one.requires_grad else None for one in self.inputs]
 
 
-class _Picked(Future):  # type: ignore[type-arg]
+class _Picked(Derived):
     """The results at some places of what another Future gives."""
 
-    def __init__(self, source: Future[Any], places: list[int]) -> None:
+    def __init__(self, source: ForkFuture, places: list[int]) -> None:
         super().__init__()
-        self._source, self._places = source, places
+        self._source, self._places, self.stop = source, places, source.stop
 
     def result(self, timeout: float | None = None) -> Any:
         found = self._source.result(timeout)

@@ -124,7 +124,8 @@ class TorchTensors(ArrayLibrary):
         return entered(Modes(*modes))
 
     def draw(self) -> int:
-        return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+        with torch._C._DisableFuncTorch():  # vmap would refuse it before it is told what to do
+            return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
 
     def seed(self, drawn: int, index: int) -> None:
         # The generator takes 32 bits. The items of a call have different ones.

@@ -130,13 +130,13 @@ def test_a_backward_inside_the_users_code_deals_with_its_messages(is_same_engine
 
 
 def test_it_is_said_once_until_all_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    outer, inner = Interrupts(), Interrupts()
+    outer, inner = Interrupts(lambda: 50.0), Interrupts(lambda: 50.0)
     assert outer.patience_ms is None
     with outer.deferred(), inner.deferred():
-        assert 0 < inner.begin_to_stop(KeyboardInterrupt()) <= GRACE_MS
-        assert GRACE_MS < (inner.patience_ms or 0) <= PATIENCE_MS
+        assert inner.begin_to_stop(KeyboardInterrupt()) == GRACE_MS
+        assert inner.patience_ms == PATIENCE_MS
         inner.forget()
-    assert 0 < outer.begin_to_stop(KeyboardInterrupt()) <= GRACE_MS
+    assert outer.begin_to_stop(KeyboardInterrupt()) == GRACE_MS
     assert capsys.readouterr().err.count("stopping") == 1
     outer.forget()
     assert outer.patience_ms is None

@@ -57,7 +57,7 @@ def test_the_whole_demo(
 
 def test_slow_branches_have_the_gradient_they_claim() -> None:
     sixteen = branches.branches(terms=1000)
-    assert sixteen.backward_seconds() > 0
+    assert sixteen.step_seconds() > 0
     for leaf in sixteen.leaves:
         assert leaf.grad.tolist() == pytest.approx([3.14159] * branches.ELEMENTS, abs=2e-3)
 

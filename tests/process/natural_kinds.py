@@ -197,6 +197,11 @@ def count_functions() -> None:
     SpotChecks.chooses = counted  # type: ignore[method-assign]
 
 
+def number_sent() -> int:
+    """How many Functions workers have run since ``count_functions``."""
+    return _sent[0]
+
+
 def program(kind: Kind) -> types.ModuleType:
     """A module whose ``loss()`` has two Nodes of a Function ``F`` of this kind."""
     name = f"natural_{next(_numbers)}"

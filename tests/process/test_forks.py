@@ -16,11 +16,9 @@ from mpgrad.autograd.freezing import freeze
 from mpgrad.engine import blas
 from mpgrad.shipping import decision
 from mpgrad.tensors import accumulate_grad
+from tests.leftovers import PATIENCE_S
 
 pytestmark = [pytest.mark.process, pytest.mark.row("M12")]
-
-#: Seconds after which a child that hangs is ended.
-PATIENCE_S = 20
 
 
 class Doubles(mg.Function):
@@ -45,7 +43,7 @@ def said_by_child(action: Callable[[], object]) -> str:
     child = os.fork()
     if child == 0:
         try:
-            signal.alarm(PATIENCE_S)
+            signal.alarm(int(PATIENCE_S))  # it hangs
             os.write(writer, repr(action()).encode())
         except BaseException as error:
             os.write(writer, repr(error).encode())

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
+from mpgrad.engine import placement
+from tests.process.matrix_bodies import BODIES, SOURCE
 from tests.process.natural_kinds import ON_CTX, READS, count_functions, program, runs
+from tests.process.natural_programs import PROGRAMS, steps
 
 pytestmark = pytest.mark.process
 
@@ -94,3 +97,36 @@ def test_what_backward_sets_on_ctx_is_there_afterwards(body: str, *, has_hook: b
                 found.append((mode, x.grad.tolist(), [vars(node.grad_fn.ctx) for node in (y, z)]))
     results = [(grad, str(left)) for _, grad, left in found]
     assert results[:2] == results[2:]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_as_first_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "_said", type(placement._said)())
+    program = PROGRAMS[name]
+    with mg.Engine("local"):
+        *_, expected = steps(program.function)
+    with mg.Engine("process", cpu_workers=2):
+        where, texts, gradients = steps(program.function)
+    assert (where, gradients) == (program.where, expected)
+    assert len(texts) == bool(program.message)
+    assert all(program.message in text and len(text.split()) <= 32 for text in texts)
+
+
+def test_bodies_that_read_a_matrix(recwarn: pytest.WarningsRecorder) -> None:
+    """In workers at the first try, with the bits of ``local``."""
+    pytest.importorskip("scipy")
+    count_functions()
+    modules: list[Any] = []
+    for at, body in enumerate(BODIES):
+        modules.append(types.ModuleType(f"reads_matrix_{at}"))
+        source = SOURCE.format(body=body.replace("\n", "\n        "))
+        exec(compile(source, f"reads_matrix_{at}.py", "exec"), vars(modules[-1]))
+    with mg.Engine("local"):
+        expected = [runs(module, 1)[0] for module in modules]
+    matrices = [module.M.tobytes() for module in modules]
+    with mg.Engine("process", cpu_workers=2):
+        found = [runs(module, 1) for module in modules]
+    assert found == [(bits, 2) for bits in expected]
+    assert [module.M.tobytes() for module in modules] == matrices
+    assert [str(one.message) for one in recwarn] == []
+    assert len(BODIES) == 31

@@ -30,8 +30,12 @@ def every_test_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 def engine(request: pytest.FixtureRequest) -> Iterator[mg.Engine]:
     mode, _, workers = request.param.partition("-")
     with mg.Engine(mode, cpu_workers=int(workers or 2)) as engine:
-        if mode == "auto":  # its workers start when they are worth it
-            engine.execution_for_calls().sessions.start()
+        if mode != "local":
+            sessions = engine.execution_for_calls().sessions
+            sessions.start()  # in auto they start when they are worth it
+            # The thread that serves forks may still have its session when the caller needs one.
+            with sessions.session(), sessions.session():
+                pass
         yield engine
 
 

@@ -386,3 +386,33 @@ def test_gradients_that_share_memory(engine: mg.Engine) -> None:
     first, second = torch.autograd.grad(Twice.apply(x, y).sum(), [x, y])
     assert type(first) is type(second) is torch.Tensor
     first.add_(1)
+
+
+class Interrupts(torch.autograd.Function):
+    """Its first backward in a worker interrupts the program, and never ends."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, path: str, client: int) -> Any:
+        ctx.told = path, client
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        path, client = ctx.told
+        if os.getpid() != client and not os.path.exists(path):
+            open(path, "w").close()
+            os.kill(client, signal.SIGINT)
+            while True:
+                signal.pause()
+        return grad * 2, None, None
+
+
+def test_ctrl_c(tmp_path: Path) -> None:
+    mt.parallelize(Interrupts)
+    told, xs = (str(tmp_path / "told"), os.getpid()), leaves(3)
+    with mg.Engine("process", cpu_workers=1):
+        with pytest.raises(KeyboardInterrupt):
+            sum(Interrupts.apply(x, *told).sum() for x in xs).backward()
+        sum(Interrupts.apply(x, *told).sum() for x in xs).backward()
+    for x in xs:
+        assert torch.equal(x.grad, torch.full((5,), 2.0))
