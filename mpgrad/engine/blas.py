@@ -132,9 +132,9 @@ os.register_at_fork(after_in_child=_leave_others_in_child)
 
 # OpenBLAS's idle threads spin for 2^26 cycles, tens of milliseconds, before they sleep. The forward
 # pass runs products on several threads, and so the backward that follows would share its cores with
-# threads that do nothing (docs/decisions.md has the cost). OpenBLAS reads OPENBLAS_THREAD_TIMEOUT
-# when it is loaded, and ``mpgrad/__init__`` sets it if NumPy is not loaded yet. If NumPy was
-# imported first, OpenBLAS is made to read it again here.
+# threads that do nothing (docs/decisions/executor.md has the cost). OpenBLAS reads
+# OPENBLAS_THREAD_TIMEOUT when it is loaded, and ``mpgrad/__init__`` sets it if NumPy is not loaded
+# yet. If NumPy was imported first, OpenBLAS is made to read it again here.
 
 #: Idle threads sleep after 2^18 cycles.
 TIMEOUT = "18"

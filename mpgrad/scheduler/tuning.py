@@ -1,8 +1,8 @@
 """The tuning numbers of planner, chooser and cost model; all others follow from these.
 
 None of them changes a bit of a result. Times are in microseconds. An engine measures the cost of a
-message when it starts; functions take it as ``message_us``. docs/decisions.md has the measurement
-behind each number.
+message when it starts; functions take it as ``message_us``. docs/decisions/executor.md has
+the measurement behind each number.
 """
 
 from __future__ import annotations

@@ -28,6 +28,23 @@ def test_files_that_are_named_exist(document: Path) -> None:
     assert paths + links == []
 
 
+ANCHOR = re.compile(r"\]\((?!http)([^)#\s]*)#([^)\s]+)\)")
+CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """What stands behind ``#`` in links to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", CODE_BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_headings_that_links_name_exist(document: Path) -> None:
+    links = ANCHOR.findall(CODE_BLOCK.sub("", document.read_text()))
+    pages = [(document.parent / page if page else document, anchor) for page, anchor in links]
+    assert [(page, anchor) for page, anchor in pages if anchor not in anchors_of(page)] == []
+
+
 #: A line in a list of pages of the site.
 LISTED = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
 INCLUDED = re.compile(r"```\{(?:include|literalinclude)\} (\S+)")
@@ -106,3 +123,15 @@ def test_the_names_of_a_term_are_in_their_files(row: tuple[str, str, str]) -> No
     ]
     assert names
     assert missing == []
+
+
+def test_a_decision_is_at_most_three_lines() -> None:
+    pages = [*(ROOT / "docs" / "decisions").glob("*.md")]
+    decisions = [
+        found[0]
+        for page in pages
+        for found in re.finditer(r"^\* .*\n(?:  .*\n)*", page.read_text(), re.MULTILINE)
+    ]
+    assert len(decisions) > 100
+    assert [text for text in decisions if text.count("\n") > 3] == []
+    assert [text for text in decisions if max(map(len, text.splitlines())) > 120] == []
