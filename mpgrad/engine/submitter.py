@@ -39,6 +39,8 @@ from mpgrad.wire.surroundings import Around
 AHEAD = 4
 #: Seconds that the thread waits for another call before it ends.
 IDLE_S = 10.0
+#: Seconds that an engine which is closed waits for the end of the thread.
+END_S_MAX = 10.0
 
 
 class _Serving(PerThread):
@@ -154,7 +156,7 @@ class Submitter:
         if thread is not None and thread is not threading.current_thread():
             with self._condition:
                 self._condition.notify()
-            thread.join(timeout=IDLE_S)
+            thread.join(timeout=END_S_MAX)
 
     def abandon(self) -> list[Submission]:
         """In a forked child, which has neither the thread nor the processes: what was under way."""

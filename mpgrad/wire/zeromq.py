@@ -397,6 +397,8 @@ class ZmqHostCarrier:
                     continue
                 if kind == _PROVED:
                     self._proved.add(peer)
+                    # Earlier attempts have failed; whoever reads that now would take it for news.
+                    events = [event for event in events if event != HostUnreachable(peer)]
                 elif kind == _ENDED and peer in self._proved:
                     events.append(HostDisconnected(peer, "the connection to it has ended"))
                 else:

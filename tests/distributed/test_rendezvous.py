@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import select
 import signal
 import socket
 import threading
@@ -40,7 +42,7 @@ from mpgrad.scheduler.hosts.host_membership import (
     Rendezvous,
     SendRoster,
 )
-from mpgrad.wire.host_carrier import HostArrival
+from mpgrad.wire.host_carrier import HostArrival, HostDisconnected
 from mpgrad.wire.hosts import Join, encode_head
 from mpgrad.wire.zeromq import ZmqHostCarrier
 from tests.leftovers import wait_until
@@ -239,6 +241,26 @@ def test_a_peer_that_was_disconnected_can_have_another_label() -> None:
         there.close(0)
 
 
+def test_who_has_come_at_last_is_not_one_that_cannot_be_reached(port: int) -> None:
+    """A process that got no processor meanwhile hears of both at once, behind the first message:
+    a lone rank 1 took rank 0 for lost as soon as they had met."""
+    here, there = carriers()("1.0", "127.0.0.1", 0), None
+    try:
+        here.connect("0", f"tcp://127.0.0.1:{port}")
+        here.send("0", [b"are you there"])
+        # Nobody listens. The news of that is not read: that would take it away.
+        assert select.select([here._of_mouth.FD], [], [], LONG_S)[0]
+        there = carriers()("0.0", "127.0.0.1", port)
+        assert wait_until(lambda: there.receive(100))
+        assert here.receive(0) == []
+        there.close(0)
+        assert wait_until(lambda: any(isinstance(e, HostDisconnected) for e in here.receive(100)))
+    finally:
+        here.close(0)
+        if there is not None:
+            there.close(0)
+
+
 @pytest.fixture
 def member(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[MemberThread]:
     """The thread of a rank that is alone. It sleeps, and only a request wakes it."""
@@ -246,7 +268,15 @@ def member(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[MemberThread]
     with met(port, 1) as meetings:
         thread = MemberThread(0, meetings[0])
         has_turn = threading.Event()
-        thread.ask(has_turn.set)
+
+        def take_wake() -> None:
+            """What woke the thread may have come before the request: then it would wake again."""
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(thread._sleep._wake)
+            has_turn.set()
+
+        with thread._turn:
+            thread.ask(take_wake)
         assert has_turn.wait(LONG_S)
         with thread._turn:  # it gives the turn back only to sleep
             pass

@@ -55,14 +55,10 @@ def end_by(number: int, which: int) -> None:
 
 
 def fail_after_the_first(number: int, folder: str) -> None:
-    """Process 0 fails last, but ends first."""
-    mark = Path(folder, "1")
+    """Process 0 fails last, once it is told that the other's exception is there."""
     if number == 1:
-        try:
-            raise ValueError("the cause")
-        finally:
-            mark.touch()
-    wait_until(lambda: mark.exists() and any(Path(folder).parent.glob("**/[0-9]")))
+        raise ValueError("the cause")
+    wait_until(Path(folder, "it is there").exists)
     raise RuntimeError("what followed")
 
 
@@ -121,6 +117,8 @@ def test_of_several_failures_the_first_one_is_raised(tmp_path: Path) -> None:
     """A rank fails because another one has failed, and may end before that."""
     context = mp.spawn(fail_after_the_first, (str(tmp_path),), nprocs=2, join=False)
     assert context is not None
+    assert wait_until(context._error_files[1].exists)
+    (tmp_path / "it is there").touch()
     for process in context.processes:
         process.join()
     with pytest.raises(mp.ProcessRaisedException, match="the cause"):

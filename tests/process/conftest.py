@@ -15,6 +15,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.autograd.freezing import costs, freeze
+from mpgrad.engine import submitter
 from mpgrad.engine.engine import _stack
 from mpgrad.scheduler.cost_model import CostModel
 from tests.leftovers import Leftovers, left_since
@@ -32,6 +33,14 @@ def own_temporary_directory() -> Iterator[None]:
         tempfile.tempdir = directory
         yield
         tempfile.tempdir = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def threads_that_serve_forks_end_soon() -> Iterator[None]:
+    """They wait 10 s for another fork, and a test waits for the descriptor that they have open."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(submitter, "IDLE_S", 0.05)
+        yield
 
 
 @pytest.fixture(scope="session")

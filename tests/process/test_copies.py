@@ -20,6 +20,7 @@ from mpgrad.graph.registry import OPERATORS
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.shm.arena import client_arena
 from mpgrad.tensors import storage
+from tests.leftovers import is_alive, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -119,10 +120,15 @@ def test_results_lie_in_the_arena_while_there_are_workers_and_large_ones_always(
     assert not is_shared(small)
     with mg.Engine("process", cpu_workers=1) as engine:
         assert is_shared(small)
-        os.kill(engine.coordinator_pid or 0, signal.SIGKILL)
-        loss = mg.exp(mg.ones(100, 100, requires_grad=True)).sum()
+
+        def kill(_: mg.Tensor) -> None:  # in the backward: one that begins later starts another
+            os.kill(pid := engine.coordinator_pid or 0, signal.SIGKILL)
+            assert wait_until(lambda: not is_alive(pid))
+
+        hidden = mg.exp(mg.ones(100, 100, requires_grad=True))
+        hidden.register_hook(kill)
         with pytest.raises(CoordinatorLost):
-            loss.backward()
+            hidden.sum().backward()
         loss = mg.exp(mg.ones(100, 100, requires_grad=True)).sum()
         loss.backward()
         assert is_shared(small)
