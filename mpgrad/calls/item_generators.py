@@ -60,3 +60,27 @@ def drawn_from(
     """The generators of item ``item`` that have another state than ``before``."""
     now = {at: state_of(args[at]) for at in before}
     return [(item, at, now[at]) for at in before if repr(now[at]) != repr(before[at])]
+
+
+def let_go_on(drawn: Drawn, items: Sequence[Sequence[Any]], by: dict[int, int], name: str) -> None:
+    """Let the items' generators go on from where the calls of ``name`` have stopped.
+
+    Args:
+        drawn: of one call.
+        items: their arguments.
+        by: the items that have drawn from generators, by the ``id`` of these; grows.
+        name: of the function.
+
+    Raises:
+        RuntimeError: two items have drawn from the same generator.
+    """
+    for item, at, state in drawn.states:
+        generator = items[item][at]
+        other = by.setdefault(id(generator), item)
+        if other != item:
+            raise RuntimeError(
+                f"items {other} and {item} of {name} have both drawn from the same generator, each "
+                "from a copy of it: the same numbers. Give each item one of its own (rng.spawn(n) "
+                "of NumPy), or a seed"
+            )
+        go_on(generator, state)

@@ -17,7 +17,7 @@ from mpgrad.calls.branches import BRANCHES
 from mpgrad.calls.call import BranchCall, InputKind, Item, Ran
 from mpgrad.calls.context_variables import of_packages
 from mpgrad.calls.fork_function import IN_CLIENT, Ended, Lifetime, new_number
-from mpgrad.calls.item_generators import Drawn, go_on
+from mpgrad.calls.item_generators import Drawn, let_go_on
 from mpgrad.calls.results import load_result
 from mpgrad.calls.travel import Sender, travels
 from mpgrad.calls.unpicklable import why_it_does_not_travel
@@ -440,19 +440,6 @@ class CallsOfMap:
             self._library,
         )
         if isinstance(found, Drawn):
-            self._let_go_on(found)
+            let_go_on(found, self._items, self._drawn_by, self.name)
             return found.result
         return found
-
-    def _let_go_on(self, drawn: Drawn) -> None:
-        """Let the items' generators go on from where the calls have stopped."""
-        for item, at, state in drawn.states:
-            generator = self._items[item][at]
-            other = self._drawn_by.setdefault(id(generator), item)
-            if other != item:
-                raise RuntimeError(
-                    f"items {other} and {item} of {self.name} have both drawn from the same "
-                    "generator, each from a copy of it: the same numbers. Give each item one of "
-                    "its own (rng.spawn(n) of NumPy), or a seed"
-                )
-            go_on(generator, state)

@@ -203,7 +203,7 @@ class ForkedBranch:
             library.modes(),
         )
         is_here = ran.lifetime.slot == IN_CLIENT or placing.mode() == "local"
-        if is_here or is_serving_thread():
+        if is_here or is_serving_thread() or are_batched(grads):
             return self._here(task, [one for _, one in given])
         arrays = [library.array(one, False) for _, one in given]
         return self._submitted(task, [*self._arrays(changed), *arrays])
@@ -325,12 +325,18 @@ HAS_NUMBERS = all(
     hasattr(torch._C._FunctionBase, name) for name in ("_sequence_nr", "_set_sequence_nr")
 )
 _current_number = getattr(torch._C, "_current_graph_task_id", None)
+_is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", None)
 _current_keep = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
 
 
 def backward_number() -> int:
     """The number of the backward that runs on this thread."""
     return 0 if _current_number is None else int(_current_number())
+
+
+def are_batched(grads: Sequence[torch.Tensor | None]) -> bool:
+    """Whether a backward has many gradients in one tensor (``is_grads_batched``)."""
+    return _is_batched is not None and any(one is not None and _is_batched(one) for one in grads)
 
 
 def _keeps_graph() -> bool:

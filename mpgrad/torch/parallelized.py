@@ -26,6 +26,7 @@ from mpgrad.torch.branch_nodes import (
     BeginBranch,
     Derived,
     ForkedBranch,
+    are_batched,
     backward_number,
 )
 from mpgrad.torch.shared_results import SharedResult
@@ -159,7 +160,7 @@ class _ParallelizedCall(ForkedBranch):
         given = self._materialized(grads)
         task = (dict(vars(node)), node.saved_tensors, node.needs_input_grad, given)
         run = _Backward(self._cls)
-        if not is_serving_thread():
+        if not is_serving_thread() and not are_batched(grads):
             try:
                 return _Picked(fork_of(LIBRARY, run, task, {}, _next_seed()), self._places)
             except TypeError as error:

@@ -31,43 +31,50 @@ def serial(fn: Callable[..., Any], *iterables: Any, shared: Any = ()) -> list[An
 
 
 def train(run: Callable[..., Any], path: Path) -> list[Any]:
-    """bfloat16, accumulation over two batches, clipping, a scheduler, a checkpoint and resume."""
+    """bfloat16, a scaler, accumulation over two batches, clipping, schedulers, an average of the
+    parameters, a checkpoint and resume."""
 
-    def made() -> tuple[Any, Any, Any]:
+    def made() -> tuple[Any, ...]:
         torch.manual_seed(0)
         model = torch.nn.Sequential(
             torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 1)
         )
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, total_iters=2)
+        decay = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm_up, decay], [2])
+        average = torch.optim.swa_utils.AveragedModel(model)
+        return model, optimizer, scheduler, average, torch.amp.GradScaler("cpu", init_scale=256.0)
 
     def item_loss(x: Any, y: Any, model: Any) -> Any:
         return (model(x).float() - y).square().mean()
 
-    (model, optimizer, scheduler), losses = made(), []
+    parts, losses = made(), []
     data = torch.Generator().manual_seed(1)
     for step in range(6):
         if step == 3:
-            torch.save([one.state_dict() for one in (model, optimizer, scheduler)], path)
-            model, optimizer, scheduler = made()
-            for one, state in zip(
-                (model, optimizer, scheduler), torch.load(path, weights_only=False), strict=True
-            ):
+            torch.save([one.state_dict() for one in parts], path)
+            parts = made()
+            for one, state in zip(parts, torch.load(path, weights_only=False), strict=True):
                 one.load_state_dict(state)
+        model, optimizer, scheduler, average, scaler = parts
         for _ in range(2):
             xs = list(torch.randn(3, 8, 16, generator=data))
             ys = [x[:, :1].sin() for x in xs]
             # Without the cache, in which plain torch adds the gradients of all items in bfloat16.
             with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
                 loss = torch.stack(run(item_loss, xs, ys, shared=(model,))).mean() / 2
-            loss.backward()
+            scaler.scale(loss).backward()
             losses.append(loss.item())
+        scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         scheduler.step()
+        average.update_parameters(model)
         optimizer.zero_grad()
         losses.append(norm.item())
-    return [losses, *[one.tolist() for one in model.parameters()]]
+    return [losses, *[one.tolist() for one in (*model.parameters(), *average.parameters())]]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
