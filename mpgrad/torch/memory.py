@@ -20,7 +20,7 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     """How ``tensor`` travels: with its own strides if no element between the first and the last
     one is not its own, else without gaps, in the same order of dimensions."""
     strides = tensor.stride()
-    if _is_negated(tensor) or not _is_without_gaps(tensor.shape, strides):
+    if _is_lazy(tensor) or not _is_without_gaps(tensor.shape, strides):
         strides = torch.empty_like(tensor, device="meta").stride()
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(strides)
 
@@ -28,7 +28,7 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 def bytes_of(tensor: torch.Tensor, layout: Layout) -> Array:
     """The bytes of ``tensor`` in ``layout``: its own memory, or a copy if that differs."""
     tensor = tensor.detach()
-    if _is_negated(tensor) or tensor.stride() != layout[2]:
+    if _is_lazy(tensor) or tensor.stride() != layout[2]:
         source = tensor
         tensor = torch.empty_strided(layout[1], layout[2], dtype=source.dtype, device="cpu")
         tensor.copy_(source)
@@ -80,8 +80,9 @@ def _is_without_gaps(shape: torch.Size, strides: tuple[int, ...]) -> bool:
     return True
 
 
-def _is_negated(tensor: torch.Tensor) -> bool:
-    return tensor.is_conj() or tensor.is_neg()
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether the elements are others than those in memory, or there is none (a zero tensor)."""
+    return tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
 
 
 class _Memory:

@@ -275,7 +275,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses of the first element, and behind the last one; equal if there are none."""
     start = tensor.data_ptr()
     layout = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride()
-    return start, start + nbytes_of(layout)
+    return start, start + nbytes_of(layout) if start else 0
 
 
 def _leaves_behind(outputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
