@@ -245,7 +245,7 @@ class SessionPool:
 
     def lease(self, session: Session, block: Block, meta: InputMetadata) -> Array:
         """A result in the engine's arena, which ``session`` holds until its last view dies."""
-        arena = self.coordinator.arena
+        arena = session.coordinator.arena
         self._leased[block.offset, block.generation] = (session, block)
         return arena.open(
             block, meta.shape, meta.dtype, writeable=True, is_written=True, track=True

@@ -183,7 +183,8 @@ class Submitter:
         """Wait for a call; False ends the thread."""
         with self._condition:
             while not self._queue:
-                if self._sessions.is_closed or not self._condition.wait(IDLE_S):
+                is_told = not self._sessions.is_closed and self._condition.wait(IDLE_S)
+                if not is_told and not self._queue:  # one may come as the time ends
                     self._thread = None
                     os.close(self._wake_fd)
                     return False
@@ -223,8 +224,7 @@ class Submitter:
                 [*tasks_of(chunks, submission.around, submission.keep, self._sessions.initializer)]
             )
         except Exception as error:
-            del self._running[number]
-            submission.end(error)
+            self._end(number, error)
             return
         messages = messages_of(tasks, 1, 1, session.peer, number, session.workers, submission.depth)
         session.submit(messages, no_client_task)
@@ -233,24 +233,29 @@ class Submitter:
         outcome = session.take_outcome(number)
         if outcome is None:
             return
-        submission = self._running.pop(number)
+        # It counts as running until it has been told: the coordinator may die before that.
+        submission = self._running[number]
         kept, request = session.kept_of(number), submission.request
-        if isinstance(outcome, CompleteGraph):
-            warn(kept, lambda _: 0)
-            took_us = times_of(outcome, [[request]], session)
-            (found,) = opened(outcome.captures, took_us, self._sessions, session)
-            if not found.lacks_room:
-                submission.end(found)
-                return
-            try:
-                submission.request = request.with_room(found.answer.nbytes)
-            except MpgradError as error:
-                submission.end(error)
-            else:
-                self._send(session, submission)
-        else:
+        if not isinstance(outcome, CompleteGraph):
             self._sessions.ended_branches.extend([(ANY_SLOT, at) for at in request.recorded])
-            submission.end(error_of_calls(outcome, lambda _: request.call.name))
+            self._end(number, error_of_calls(outcome, lambda _: request.call.name))
+            return
+        warn(kept, lambda _: 0)
+        took_us = times_of(outcome, [[request]], session)
+        (found,) = opened(outcome.captures, took_us, self._sessions, session)
+        if not found.lacks_room:
+            self._end(number, found)
+            return
+        try:
+            submission.request = request.with_room(found.answer.nbytes)
+        except MpgradError as error:
+            self._end(number, error)
+        else:
+            del self._running[number]
+            self._send(session, submission)
+
+    def _end(self, number: int, found: Answered | BaseException) -> None:
+        self._running.pop(number).end(found)
 
     def _recover(self, lost: CoordinatorLost) -> None:
         running, self._running = [*self._running.values()], {}

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
+from mpgrad.errors import CoordinatorLost
+from tests.leftovers import wait_until
 from tests.process.test_parallel_map import bits, engine, leaves
 
 __all__ = ["engine"]
@@ -122,6 +124,35 @@ def test_a_child_of_a_fork_of_the_process_is_told() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with pytest.raises(mg.errors.EngineClosed):
         future.result(60)
+
+
+def test_a_fork_that_comes_as_the_serving_thread_ends() -> None:
+    """The thread has waited for the last time, and has not got the lock yet."""
+    late: list[concurrent.futures.Future[Any]] = []
+
+    class TimeIsOver(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            if not late:
+                late.append(mg.fork(lambda: 2))
+            return False
+
+    with mg.Engine("process", cpu_workers=1) as engine:
+        engine.execution_for_calls().submitter._condition = TimeIsOver()
+        assert mg.fork(lambda: 1).result(60) == 1
+        assert wait_until(lambda: late)
+        assert late[0].result(60) == 2
+
+
+def test_a_coordinator_that_dies_as_a_result_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: Any) -> Any:
+        raise CoordinatorLost("it has gone")
+
+    monkeypatch.setattr("mpgrad.engine.submitter.opened", lost)
+    with (
+        mg.Engine("process", cpu_workers=1),
+        pytest.raises(CoordinatorLost, match="it has gone"),
+    ):
+        mg.fork(lambda: 1).result(60)
 
 
 def test_a_change_while_it_runs_is_an_error(tmp_path: Any) -> None:
