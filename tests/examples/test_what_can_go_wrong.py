@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
+from mpgrad.parallel import placing
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "what_can_go_wrong.md"
 PROGRAMS = re.findall(
@@ -21,6 +22,13 @@ PROGRAMS = re.findall(
 def engine(request: pytest.FixtureRequest) -> Iterator[mg.Engine]:
     with mg.Engine(request.param, cpu_workers=1) as engine:
         yield engine
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that other tests have left could change the directory, too; code is counted anew."""
+    monkeypatch.setattr("mpgrad.wire.surrounded._is_alone", lambda: True)
+    monkeypatch.setattr(placing, "RUNS", placing.Runs())
 
 
 def test_all_of_them_are_tried() -> None:

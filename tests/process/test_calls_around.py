@@ -30,6 +30,8 @@ SCALE: contextvars.ContextVar[Any] = contextvars.ContextVar("SCALE")
 @pytest.fixture(autouse=True)
 def every_test_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placing, "RUNS", placing.Runs())
+    # Threads that other tests have left could change the directory, too.
+    monkeypatch.setattr("mpgrad.wire.surrounded._is_alone", lambda: True)
 
 
 def around(_: int = 0) -> tuple[Any, ...]:

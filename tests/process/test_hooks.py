@@ -176,7 +176,7 @@ def test_one_notice_for_a_function_that_stays_here(engine: mg.Engine) -> None:
     assert [os.getpid()] * 3 == PIDS
     said = [str(one.message) for one in caught if "Appends" in str(one.message)]
     assert len(said) == 1
-    assert "reads `PIDS.append`" in said[0]
+    assert "reads `os.getpid`" in said[0]
     assert "run_on" in said[0]
 
 

@@ -298,7 +298,7 @@ class EventService:
         # An abstract address: no file, and gone with the process.
         self._socket.bind(_address(os.getpid(), self.name))
         self._socket.listen(128)
-        threading.Thread(target=self._accept, name="fake-cuda", daemon=True).start()
+        threading.Thread(target=self._accept, name="mpgrad-fake-cuda", daemon=True).start()
 
     def close(self) -> None:
         """Answer nobody any more."""
