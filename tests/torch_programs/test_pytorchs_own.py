@@ -3,6 +3,7 @@ Functions, and its tests of checkpoint, hooks and grad."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -41,6 +42,21 @@ def warnings_are_torchs() -> Iterator[None]:
 # ---------------------------------------------------------------------- its databases
 
 
+def _is_installed(distribution: str) -> bool:
+    """Whether it is, and not a stand-in of another test."""
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+needs_expecttest = pytest.mark.skipif(
+    not _is_installed("expecttest"), reason="workers import PyTorch's databases with expecttest"
+)
+
+
+@needs_expecttest
 def test_its_custom_functions(engine: mg.Engine) -> None:
     """gradcheck and gradgradcheck of each through a branch."""
     operators()  # it can be imported then
@@ -114,6 +130,7 @@ def one_engine(request: pytest.FixtureRequest) -> Iterator[mg.Engine]:
         yield engine
 
 
+@needs_expecttest
 @pytest.mark.slow
 def test_its_operators(one_engine: mg.Engine) -> None:
     """Each with its first two samples: the same bits as plain torch, forward and backward."""
