@@ -24,6 +24,10 @@ from mpgrad.wire.surroundings import (
     take_over_surroundings,
 )
 
+#: The beginnings of environment variables that libraries set for themselves when they are first
+#: used: PyTorch says where it has its caches.
+SET_BY_LIBRARIES = ("TORCHINDUCTOR_", "TRITON_")
+
 
 @contextmanager
 def surrounded(around: Around | None) -> Iterator[Callable[[], str]]:
@@ -130,5 +134,6 @@ def _changed(before: _Outside) -> str:
         return ""
     if current_directory() != before.directory:
         return "the working directory"
-    names = changes_of_environment(before.environment, current_environment())
-    return f"os.environ[{os.fsdecode(next(iter(names)))!r}]"
+    names = map(os.fsdecode, changes_of_environment(before.environment, current_environment()))
+    users = next((name for name in names if not name.startswith(SET_BY_LIBRARIES)), None)
+    return "" if users is None else f"os.environ[{users!r}]"

@@ -161,6 +161,15 @@ def test_a_changed_directory_is_an_error_and_undone(engine: mg.Engine, tmp_path:
     assert os.getcwd() == here
 
 
+def test_what_a_library_sets_for_itself_is_no_change(engine: mg.Engine) -> None:
+    def compiles(k: int) -> int:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/somewhere"
+        return k
+
+    assert mg.parallel_map(compiles, [1, 2]) == [1, 2]
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
 def test_a_changed_environment_is_an_error_and_undone(engine: mg.Engine) -> None:
     environ = os.environ
 

@@ -167,6 +167,7 @@ def test_its_operators(one_engine: mg.Engine) -> None:
 @pytest.mark.slow
 def test_its_modules(one_engine: mg.Engine) -> None:
     """Each with its first two samples, in training."""
+    operators()  # it can be imported then
     from torch.testing._internal.common_modules import module_db
 
     different, refused, checked = [], [], 0
