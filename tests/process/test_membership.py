@@ -50,14 +50,12 @@ def test_workers_that_cannot_start(
 @pytest.fixture
 def stranger(engine: mg.Engine) -> Iterator[Callable[..., Dealer]]:
     """Somebody with access to the sockets who was never given the token, unless it is stolen."""
-    coordinator = engine._execution.sessions._coordinator
-    assert coordinator is not None
+    # Not the coordinator, whose arena pytest would hold until all of the module is torn down.
+    stolen = engine._execution.sessions.coordinator.endpoint
     dealers: list[Dealer] = []
 
     def connect(peer: str, *, as_worker: bool = False, has_token: bool = False) -> Dealer:
-        endpoint = coordinator.endpoint
-        if not has_token:
-            endpoint = endpoint._replace(token=b"guess")
+        endpoint = stolen if has_token else stolen._replace(token=b"guess")
         dealers.append(endpoint.worker(peer) if as_worker else endpoint.session(peer))
         return dealers[-1]
 
