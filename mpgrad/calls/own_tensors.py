@@ -11,7 +11,7 @@ import numpy as np
 
 from mpgrad.autograd.backward import grad as gradients_of
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.functions.function_node import FunctionNode, node_class
+from mpgrad.autograd.functions.function_node import FunctionNode, branch_class
 from mpgrad.autograd.running import engine_slot
 from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.branch import Branch
@@ -253,7 +253,7 @@ def _node_class_of(fn: Any) -> type[FunctionNode] | None:
     """The class of the Nodes of ``fn``, if that is the ``apply`` of a Function."""
     function = getattr(fn, "__self__", None)
     if isinstance(function, type) and issubclass(function, Function) and fn.__name__ == "apply":
-        return node_class(function)
+        return branch_class(function)
     return None
 
 

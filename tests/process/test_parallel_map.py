@@ -713,3 +713,28 @@ def test_ctrl_c_while_items_are_packed(engine: mg.Engine) -> None:
     with pytest.raises(KeyboardInterrupt):
         mg.parallel_map(lambda k: k, items)
     assert mg.parallel_map(lambda k: k, [1, 2]) == [1, 2]
+
+
+class Doubled(mg.Function):
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor) -> mg.Tensor:
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> mg.Tensor:
+        return grad * 2.0
+
+
+def test_the_graph_of_a_map_is_not_taken_for_that_of_a_loop() -> None:
+    """Each branch has a task of its own, in the worker that has recorded it."""
+    xs = leaves(9, *[(3,)] * 6)
+    with mg.Engine("process", cpu_workers=2) as engine:
+        for _ in range(3):
+            mg.stack([Doubled.apply(x) for x in xs]).sum().backward()
+        outs = Doubled.map(xs)
+        before = sum(engine.statistics().tasks.values())
+        mg.stack(outs).sum().backward()
+        assert sum(engine.statistics().tasks.values()) - before >= len(xs)
+    looped = Doubled.apply(xs[0])
+    assert isinstance(outs[0].grad_fn, type(looped.grad_fn))
+    assert outs[0].grad_fn.name() == looped.grad_fn.name()

@@ -202,6 +202,9 @@ _numbers = itertools.count(1)
 #: The class of the Nodes of each Function. It does not refer to the Function, so that both are
 #: freed together.
 _classes: weakref.WeakKeyDictionary[type[Any], type[FunctionNode]] = weakref.WeakKeyDictionary()
+_branch_classes: weakref.WeakKeyDictionary[type[Any], type[FunctionNode]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def node_class(function: type[Any]) -> type[FunctionNode]:
@@ -211,6 +214,18 @@ def node_class(function: type[Any]) -> type[FunctionNode]:
         named = {"__slots__": (), "number": next(_numbers)}
         made = type(f"{function.__name__}Backward", (FunctionNode,), named)
         found = _classes.setdefault(function, made)
+    return found
+
+
+def branch_class(function: type[Any]) -> type[FunctionNode]:
+    """The class of the Nodes that ``function.map`` records: as ``node_class``, with its name. It is
+    a class of its own, because a graph is remembered by the classes of its Nodes, and what runs for
+    a branch is not ``function.backward``."""
+    found = _branch_classes.get(function)
+    if found is None:
+        usual = node_class(function)
+        made = type(usual.__name__, (usual,), {"__slots__": (), "number": next(_numbers)})
+        found = _branch_classes.setdefault(function, made)
     return found
 
 
