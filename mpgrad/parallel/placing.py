@@ -57,7 +57,7 @@ def _called(fn: Any) -> tuple[Any, type[Any] | None]:
         elif isinstance(fn, types.MethodType):
             owner = fn.__self__ if isinstance(fn.__self__, type) else type(fn.__self__)
             fn = fn.__func__
-        elif hasattr(fn, "__wrapped__"):
+        elif "__wrapped__" in getattr(fn, "__dict__", ()):  # not what a proxy makes of any name
             fn = fn.__wrapped__
         else:
             return fn, owner

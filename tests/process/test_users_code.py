@@ -277,6 +277,15 @@ def test_what_is_learned_of_a_callable_is_its_own() -> None:
 
     class Second(mg.Function): ...
 
+    class Proxy:
+        """Has each attribute that it is asked for."""
+
+        def __getattr__(self, name: str) -> Proxy:
+            return self
+
+        def __call__(self, k: int) -> None: ...
+
+    assert placing._called(proxy := Proxy()) == (proxy, None)
     calls = [First.apply, Second.apply, Noting().method, Inherits().method]
     assert placing.key_of(functools.partial(len, ())) == "builtins.len"
     assert [placing.key_of(call).split(".")[-2:] for call in calls] == [
