@@ -1,9 +1,8 @@
 """Makes the site's pictures, and the text of a terminal in which Ctrl-C is pressed, from real runs.
 
-python docs/pictures.py [report] [top] [ctrl_c] [site]
+python docs/pictures.py [report] [top] [ctrl_c]
 
-The pictures need chromium on PATH, `top` also rich, and `site` a built site (scripts/docs). Nothing
-else should run on the machine.
+The pictures need chromium on PATH, `top` also rich. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -109,8 +108,8 @@ def main() -> None:
         for name, text in (("simulate", SIMULATE), ("steps", STEPS), ("simulations", BUSY)):
             Path(folder, f"{name}.py").write_text(text.lstrip())
         Path(folder, "ctrl_c.py").write_text(CTRL_C.lstrip())
-        for name in sys.argv[1:] or ("report", "top", "ctrl_c", "site"):
-            {"report": report, "top": top, "ctrl_c": ctrl_c, "site": site}[name](Path(folder))
+        for name in sys.argv[1:] or ("report", "top", "ctrl_c"):
+            {"report": report, "top": top, "ctrl_c": ctrl_c}[name](Path(folder))
             print(name, flush=True)
 
 
@@ -175,11 +174,6 @@ def ctrl_c(folder: Path) -> None:
             os.write(terminal, b"\x03")
     os.waitpid(pid, 0)
     (DOCS / "outputs" / "ctrl_c.txt").write_text("\n".join(lines) + "\n")
-
-
-def site(folder: Path) -> None:
-    """The first page of the site."""
-    photograph(ROOT / "build" / "docs" / "index.html", "site.png", 1240, 1000)
 
 
 if __name__ == "__main__":
