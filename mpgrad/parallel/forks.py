@@ -26,7 +26,8 @@ class ForkFuture(concurrent.futures.Future[Any]):
     call has been sent to a worker.
     """
 
-    _was_asked = False
+    #: Whether somebody has asked for the result, or will: then a failure needs no warning.
+    is_asked_for = False
     #: Says that nobody wants the result any more, see ``Submitter.stop``.
     stop: Callable[[int | None], None] = staticmethod(lambda grace_ms: None)
 
@@ -50,7 +51,7 @@ class ForkFuture(concurrent.futures.Future[Any]):
     wait = result
 
     def _ask(self) -> None:
-        self._was_asked = True
+        self.is_asked_for = True
         if is_serving_thread() and not self.done():
             raise RuntimeError(
                 "a callback of a fork waits for another fork, which cannot end meanwhile: "
@@ -59,7 +60,7 @@ class ForkFuture(concurrent.futures.Future[Any]):
             )
 
     def __del__(self) -> None:
-        if self._was_asked or not self.done() or self.cancelled() or sys.is_finalizing():
+        if self.is_asked_for or not self.done() or self.cancelled() or sys.is_finalizing():
             return
         error = super().exception()
         if error is not None:

@@ -206,6 +206,7 @@ class _Picked(Derived):
     def __init__(self, source: ForkFuture, places: list[int]) -> None:
         super().__init__()
         self._source, self._places, self.stop = source, places, source.stop
+        source.is_asked_for = True
 
     def result(self, timeout: float | None = None) -> Any:
         found = self._source.result(timeout)

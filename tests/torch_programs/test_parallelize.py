@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -416,3 +418,25 @@ def test_ctrl_c(tmp_path: Path) -> None:
         sum(Interrupts.apply(x, *told).sum() for x in xs).backward()
     for x in xs:
         assert torch.equal(x.grad, torch.full((5,), 2.0))
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        raise ValueError("no gradient")
+
+
+def test_one_error_is_told_once() -> None:
+    mt.parallelize(Fails)
+    with warnings.catch_warnings(record=True) as shown, mg.Engine("process", cpu_workers=1):
+        warnings.simplefilter("always")
+        with pytest.raises(ValueError, match="no gradient"):
+            sum(Fails.apply(x).sum() for x in leaves(3)).backward()
+        # Behind the calls that were given up: their answers have come.
+        assert mt.wait(mt.fork(abs, -1)) == 1
+        gc.collect()
+    assert [one for one in shown if issubclass(one.category, RuntimeWarning)] == []
