@@ -10,6 +10,7 @@ import contextvars
 import functools
 import random
 import traceback
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
@@ -58,6 +59,10 @@ _NOT_A_SUM = (
     "out='sum' adds tensors and numbers, in tuples, lists and dictionaries of the same form; "
     "{name} has returned {found}"
 )
+
+#: Up to so many bytes, all of them go into a checksum; of more, the sums of rows and columns.
+CHECKSUM_BYTES_MAX = 32 << 10
+_WORDS_OF_ROW = 256
 
 
 class Branch(NamedTuple):
@@ -394,17 +399,20 @@ def _forms(first: Any, second: Any, tensor: type[Any]) -> str:
 
 
 def digest_of(array: Array) -> int:
-    """A number that differs if the bytes differ, but for chance."""
+    """A number that differs if the bytes differ, or their order does, but for chance."""
     if not array.size:
         return 1
     data = np.frombuffer(np.ascontiguousarray(array).data.cast("B"), np.uint8)
-    words = data[: data.nbytes // 8 * 8].view(np.uint64)
-    rest = int.from_bytes(data[words.nbytes :].tobytes(), "little")
-    if not words.size:
-        return rest + 1
-    # The positions count, too: the sum of the sums of a part of the words.
-    halves = int(words[: words.size // 2].sum(dtype=np.uint64)) * 3
-    return (int(words.sum(dtype=np.uint64)) + halves + rest) % (1 << 64)
+    row = 8 * _WORDS_OF_ROW
+    end = data.nbytes // row * row if data.nbytes > CHECKSUM_BYTES_MAX else 0
+    digest = zlib.crc32(data[end:].data)
+    if end:
+        # Both sums are memory-bound, which a checksum is not; words that change places are in
+        # another row, or in another column.
+        words = data[:end].view(np.uint64).reshape(-1, _WORDS_OF_ROW)
+        for axis in (0, 1):
+            digest = zlib.crc32(words.sum(axis, dtype=np.uint64).data, digest)
+    return digest
 
 
 # ---------------------------------------------------------------------- random numbers

@@ -11,7 +11,7 @@ import functools
 import logging
 import sys
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,6 +27,7 @@ Path: TypeAlias = tuple[str, ...]
 VALUES_MAX, ARRAY_BYTES_MAX = 200_000, 16 << 20
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (dict, list, tuple, set, frozenset)
 #: Objects that never change, or whose changes are no result.
 _PASSED_OVER = (
     types.BuiltinFunctionType,
@@ -55,18 +56,26 @@ class ReachedState:
 
     def __init__(self, root: Any, allowed: frozenset[str], tensor: type[Any]) -> None:
         self._allowed, self._tensor = allowed, tensor
-        self._values = dict(self._walk(root))
+        self._values = self._by_path(root)
 
     def what_changed(self, root: Any) -> Change | None:
         """One value that is another now; None if there is none."""
-        now = dict(self._walk(root))
-        for path, value in now.items():
-            if path not in self._values or self._values[path] != value:
+        now = self._by_path(root)
+        for place, value in now.items():
+            if place not in self._values or self._values[place] != value:
                 is_generator = isinstance(value, tuple) and value[0] == "generator"
-                return Change(_in_words(path), is_generator)
+                return Change(_in_words(place[0]), is_generator)
         return next(
-            (Change(_in_words(path), False) for path in self._values if path not in now), None
+            (Change(_in_words(place[0]), False) for place in self._values if place not in now), None
         )
+
+    def _by_path(self, root: Any) -> dict[tuple[Path, int], Any]:
+        """The values by their paths; several have the same path, so each has a number, too."""
+        counts, found = Counter[Path](), dict[tuple[Path, int], Any]()
+        for path, value in self._walk(root):
+            found[path, counts[path]] = value
+            counts[path] += 1
+        return found
 
     def _walk(self, root: Any) -> Iterator[tuple[Path, Any]]:
         # The nearest ones first, so that errors have the shortest path.
@@ -96,12 +105,14 @@ def _token(value: Any) -> Any:
         return "array", value.shape, value.dtype.str, value.tobytes()
     if (state := state_of(value)) is not None:
         return "generator", repr(state)
-    if isinstance(value, dict | list | tuple | set | frozenset):
+    if isinstance(value, _CONTAINERS):
         return type(value).__name__, len(value)
     return type(value).__qualname__
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, _CONTAINERS):
+        yield from list(getattr(value, "__dict__", {}).items())  # of a subclass
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             yield from ((f"[{at}]", child) for at, child in enumerate(value.flat))
@@ -113,8 +124,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield f"[{number}]", child
     elif isinstance(value, set | frozenset):
         for child in value:
-            if isinstance(child, _PLAIN):
-                yield f"{{{child!r}}}", child
+            if _is_plain(child):
+                yield f"{{{child!r}}}", None
     elif isinstance(value, types.FunctionType):
         yield from _parts_of_function(value)
     elif isinstance(value, types.MethodType):
@@ -137,6 +148,13 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((name, child) for name, child in list(found.items()) if name not in computed)
     else:
         yield from _parts_of_pickle(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a member of a set has a form in words that tells it from others."""
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
 
 
 def _parts_of_class(cls: type[Any]) -> Iterator[tuple[str, Any]]:

@@ -233,3 +233,14 @@ def test_a_buffer_changes_once_though_leaves_are_sought(engine: mg.Engine) -> No
         return bits(*norm.buffers(), *[p.grad for p in norm.parameters()])
 
     same_in_both(program)
+
+
+def test_elements_that_only_change_places_are_a_change(engine: mg.Engine) -> None:
+    def sorts(x: Any) -> Any:
+        x.numpy().sort()
+        return x.sum()
+
+    x = torch.tensor([2.0, 1.0, 3.0, 4.0], dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="in place"):
+        mt.parallel_map(sorts, [x])
+    assert x.tolist() == [2.0, 1.0, 3.0, 4.0]
