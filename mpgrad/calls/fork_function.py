@@ -37,6 +37,12 @@ _GONE = (
     "argument {argument} has changed since. Change it after backward(), or pass a .clone() of it"
 )
 
+_ENDED = (
+    "Trying to backward through the graph a second time: all results of one call of {name} are one "
+    "Node, which a backward has let go. Specify retain_graph=True for the first backward, or add "
+    "the results up and call backward once"
+)
+
 
 class Lifetime:
     """Lives as long as a branch may be differentiated, and then says so.
@@ -118,6 +124,7 @@ class Fork(Function):
     @staticmethod
     def backward(ctx: FunctionContext, *grads: Tensor | None) -> tuple[Any, ...]:
         """The gradient of each input."""
+        _require_kept(ctx)
         ctx.saved_tensors  # noqa: B018  (raises if one of them has changed, or has been freed)
         all_grads: list[Tensor | None] = [None] * ctx.output_count
         for number, grad in zip(ctx.wanted, grads, strict=True):
@@ -151,6 +158,16 @@ def has_branches_in_workers(nodes: Sequence[Any]) -> bool:
 def is_here(node: FunctionNode) -> bool:
     """Whether ``node`` stands for a branch that this process has recorded."""
     return issubclass(node.function, Fork) and holder_of(node) == IN_CLIENT
+
+
+def _require_kept(ctx: FunctionContext) -> None:
+    """Check that no backward has let the branch go.
+
+    Raises:
+        RuntimeError: one has. Its Node may have saved nothing, so nothing else would say so.
+    """
+    if ctx.lifetime is None:
+        raise RuntimeError(_ENDED.format(name=ctx.call.name))
 
 
 def _again(ctx: FunctionContext) -> Branch:
@@ -202,6 +219,7 @@ def arrays_to_send(node: FunctionNode) -> list[Array | None]:
     Raises:
         RuntimeError: the branch has saved an input that has changed, or has been freed.
     """
+    _require_kept(node.ctx)
     _ = node.portable_context().saved  # raises
     return list(map(_now, node.ctx.kept))
 

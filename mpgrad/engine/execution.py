@@ -42,7 +42,7 @@ from mpgrad.engine.preparation import Preparation, PreparedGraph, Ready
 from mpgrad.engine.raised_on_worker import RaisedOnWorker, succeeded_here, without_repeats
 from mpgrad.engine.session_pool import SessionPool
 from mpgrad.engine.spot_checks import SpotChecks
-from mpgrad.engine.submitter import Submitter
+from mpgrad.engine.submitter import OF_PARENT, Submitter
 from mpgrad.errors import CoordinatorLost, EngineClosed
 from mpgrad.scheduler import tuning
 from mpgrad.shm.arena import client_arena
@@ -86,9 +86,7 @@ class Execution:
         self.preparation = Preparation(options)
         self.sessions = SessionPool(spawn, self.preparation.expect_message_us, self._initializer)
         self._counters = Counters()
-        lost = EngineClosed(
-            "the call ran in the parent of this process, which alone has its result"
-        )
+        lost = EngineClosed(OF_PARENT)
         for submission in self.submitter.abandon():
             submission.fail(lost)
         self.submitter = Submitter(self.sessions, self._may_call_again)

@@ -260,7 +260,7 @@ class GraphSource:
             if result:
                 self._optional.add(result)
                 self._write_check(name, nr, result, expected[nr])
-        self._write(f"if not keeps and {this}.ctx._saved: {this}.release_saved()")
+        self._write(f"if not keeps: {this}.release_saved()")
         self.formulas.are_behind_user_code = True
         return results
 

@@ -41,6 +41,8 @@ AHEAD = 4
 IDLE_S = 10.0
 #: Seconds that an engine which is closed waits for the end of the thread.
 END_S_MAX = 10.0
+#: What a forked child is told of calls that were under way.
+OF_PARENT = "the call ran in the parent of this process, which alone has its result"
 
 
 class _Serving(PerThread):
@@ -94,7 +96,16 @@ class Submission:
     def fail(self, error: BaseException) -> None:
         """End with ``error``, unless it was cancelled before it began."""
         if self.begins():
-            self.end(error)
+            self.tell(error)
+
+    def tell(self, found: Answered | BaseException) -> None:
+        """Say how it has ended. What a callback of its Future raises (SystemExit, which a Future
+        lets pass) ends neither the thread that serves all calls nor another call."""
+        try:
+            self.end(found)
+        except BaseException as error:
+            args = type(error), error, error.__traceback__, threading.current_thread()
+            threading.excepthook(threading.ExceptHookArgs(args))
 
 
 class Submitter:
@@ -124,14 +135,24 @@ class Submitter:
         with self._condition:
             self._queue.append(submission)
             if self._thread is None:
-                self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-                self._thread = threading.Thread(
-                    target=self._serve, name="mpgrad-submitter", daemon=True
-                )
-                self._thread.start()
+                try:
+                    self._start()
+                except BaseException:
+                    self._queue.clear()  # it is the only one, and the caller is told
+                    raise
             else:
                 os.eventfd_write(self._wake_fd, 1)
                 self._condition.notify()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._serve, name="mpgrad-submitter", daemon=True)
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            thread.start()
+        except BaseException:
+            os.close(self._wake_fd)
+            raise
+        self._thread = thread
 
     def stop(self, submission: Submission, grace_ms: int | None) -> None:
         """Nobody wants a call any more. One that runs may end; after ``grace_ms`` milliseconds its
@@ -255,7 +276,7 @@ class Submitter:
             self._send(session, submission)
 
     def _end(self, number: int, found: Answered | BaseException) -> None:
-        self._running.pop(number).end(found)
+        self._running.pop(number).tell(found)
 
     def _recover(self, lost: CoordinatorLost) -> None:
         running, self._running = [*self._running.values()], {}
@@ -265,7 +286,7 @@ class Submitter:
                 submission.recoveries += 1
                 again.append(submission)
             else:
-                submission.end(lost)
+                submission.tell(lost)
         with self._condition:
             self._queue.extendleft(reversed(again))
 

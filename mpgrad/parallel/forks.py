@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -13,9 +14,13 @@ from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.own_tensors import LIBRARY
 from mpgrad.engine.calls_in_workers import Answered, depth_of_calls
 from mpgrad.engine.engine import current_engine
-from mpgrad.engine.submitter import Submission, is_serving_thread
+from mpgrad.engine.submitter import OF_PARENT, Submission, is_serving_thread
+from mpgrad.errors import EngineClosed
 from mpgrad.parallel import placing
 from mpgrad.parallel.calls_of_map import CallsOfMap
+
+#: The states of a Future that has a result, or will have none.
+_ENDED = frozenset({"FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"})
 
 
 class ForkFuture(concurrent.futures.Future[Any]):
@@ -31,6 +36,10 @@ class ForkFuture(concurrent.futures.Future[Any]):
     #: Says that nobody wants the result any more, see ``Submitter.stop``.
     stop: Callable[[int | None], None] = staticmethod(lambda grace_ms: None)
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+
     def result(self, timeout: float | None = None) -> Any:
         """The result, when it is there.
 
@@ -38,6 +47,7 @@ class ForkFuture(concurrent.futures.Future[Any]):
             BaseException: what the call has raised.
             TimeoutError: it has not ended after ``timeout`` seconds.
             concurrent.futures.CancelledError: it was cancelled.
+            EngineClosed: it runs in the parent of this process, which was forked meanwhile.
             RuntimeError: a callback of another fork waits for this one, which runs still.
         """
         self._ask()
@@ -52,6 +62,9 @@ class ForkFuture(concurrent.futures.Future[Any]):
 
     def _ask(self) -> None:
         self.is_asked_for = True
+        # Not done(): a thread of the parent may have held the lock.
+        if self._state not in _ENDED and self._pid != os.getpid():
+            raise EngineClosed(OF_PARENT)
         if is_serving_thread() and not self.done():
             raise RuntimeError(
                 "a callback of a fork waits for another fork, which cannot end meanwhile: "

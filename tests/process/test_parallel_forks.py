@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
+import sys
 import threading
 import warnings
 from typing import Any
@@ -78,6 +80,35 @@ def test_an_error_that_nobody_fetches_is_warned_of(engine: mg.Engine) -> None:
     future.exception()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_callback_that_ends_the_program_ends_no_other_call(engine: mg.Engine) -> None:
+    futures = [mg.fork(lambda k: k, k) for k in range(20)]
+    for future in futures:
+        with contextlib.suppress(SystemExit):  # it runs here if the call has ended
+            future.add_done_callback(lambda _: sys.exit(3))
+    assert [future.result(60) for future in futures] == list(range(20))
+    failing = [mg.fork(lambda: 1 / 0) for _ in range(20)]
+    for future in failing:
+        with contextlib.suppress(SystemExit):
+            future.add_done_callback(lambda _: sys.exit(3))
+    assert {type(future.exception(60)) for future in failing} == {ZeroDivisionError}
+    assert mg.fork(lambda: 1).result(60) == 1
+
+
+def test_a_thread_that_cannot_start_is_an_error_and_no_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with mg.Engine("process", cpu_workers=1):
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="new thread"):
+                mg.fork(lambda: 1)
+        assert mg.fork(lambda: 2).result(60) == 2
+
+
 def test_a_fork_inside_a_branch_runs_there(engine: mg.Engine) -> None:
     (x,) = leaves(2, (3,))
     out = mg.wait(mg.fork(lambda: mg.wait(mg.fork(lambda: (x * 2).sum()))))
@@ -105,7 +136,8 @@ def _waits_for_ever() -> None:
     threading.Event().wait()
 
 
-def test_a_child_of_a_fork_of_the_process_is_told() -> None:
+@pytest.mark.parametrize("is_engine_used", [False, True])
+def test_a_child_of_a_fork_of_the_process_is_told(is_engine_used: bool) -> None:
     with mg.Engine("process", cpu_workers=1):
         future = mg.fork(_waits_for_ever)
         while not future.running():
@@ -115,7 +147,8 @@ def test_a_child_of_a_fork_of_the_process_is_told() -> None:
             child = os.fork()
         if child == 0:
             try:
-                mg.tensor([1.0], requires_grad=True).sum().backward()
+                if is_engine_used:
+                    mg.tensor([1.0], requires_grad=True).sum().backward()
                 future.result(60)
             except mg.errors.EngineClosed:
                 os._exit(0)

@@ -319,6 +319,17 @@ def test_a_second_backward(engine: mg.Engine) -> None:
         out.backward()
 
 
+def test_backward_of_two_results_of_one_call_one_after_the_other(engine: mg.Engine) -> None:
+    (x,) = leaves(21, (3,))
+    ((first, second),) = mg.parallel_map(lambda y: (y * 2, y * 3), [x])
+    first.sum().backward(retain_graph=True)
+    second.sum().backward()
+    assert bits(x.grad) == bits(mg.full((3,), 5.0))
+    with pytest.raises(RuntimeError, match=r"all results of one call of .* are one Node"):
+        second.sum().backward()
+    assert bits(x.grad) == bits(mg.full((3,), 5.0))
+
+
 def test_derivatives_of_any_order(engine: mg.Engine) -> None:
     x, w = leaves(23, (3,), (3,))
 
