@@ -11,11 +11,12 @@ from typing import Any
 
 from mpgrad.base.device import CPU, Device
 from mpgrad.base.lazy import attach
+from mpgrad.calls.own_tensors import LIBRARY
 from mpgrad.devices.device_arrays import usable
 from mpgrad.nn.module import Module
 from mpgrad.ops import device_moves
 from mpgrad.ops.shape import unsqueeze
-from mpgrad.parallel.maps import map_with_first_buffers, parallel_map
+from mpgrad.parallel.maps import map_with_first_buffers, parallel_map, require_equal_parts
 from mpgrad.tensors.tensor import Tensor
 
 __all__ = ["DataParallel", "DistributedDataParallel", "Parallel", "gather", "scatter"]  # noqa: F822  (loaded on first use)
@@ -161,7 +162,12 @@ class DataParallel(Module):
         self.device_ids, self.output_device = device_ids, output_device
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """What ``module`` gives for the parts of every tensor, joined (see ``gather``)."""
+        """What ``module`` gives for the parts of every tensor, joined (see ``gather``).
+
+        Raises:
+            ValueError: tensors have different numbers of rows, and would not give as many parts.
+        """
+        require_equal_parts((inputs, kwargs), self.parts, self.dim, LIBRARY)
         pieces = scatter((inputs, kwargs), [CPU] * self.parts, self.dim)
         if not any(isinstance(one, Tensor) for one in (*inputs, *kwargs.values())):
             return self.module(*inputs, **kwargs)

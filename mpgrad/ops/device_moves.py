@@ -104,8 +104,9 @@ _gather = operator(
 def scatter(input: Tensor, devices: Sequence[Device], dim: int) -> tuple[Tensor, ...]:
     """``input`` in pieces along ``dim``, one for each of ``devices`` as far as they go."""
     dim = one_dim(dim, input.ndim)
-    step = math.ceil(input.shape[dim] / len(devices))
-    lengths = [min(step, input.shape[dim] - start) for start in range(0, input.shape[dim], step)]
+    size = input.shape[dim]
+    step = math.ceil(size / len(devices)) or 1
+    lengths = [min(step, size - start) for start in range(0, size, step)] or [0]
     names = tuple(str(device) for device in devices[: len(lengths)])
     return tuple(call(_scatter, input, devices=names, lengths=tuple(lengths), dim=dim))
 

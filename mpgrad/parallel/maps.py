@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mpgrad.autograd.running import engine_slot
@@ -115,6 +115,32 @@ def map_with_first_buffers(
     return CallsOfMap(
         library, fn, items, (), {}, pieces, is_sum=False, are_buffers_of_first=True
     ).run()
+
+
+def require_equal_parts(arguments: Any, parts: int, dim: int, library: ArrayLibrary) -> None:
+    """Check that all tensors in tuples, lists and dictionaries give equally many parts along
+    ``dim``: the rows of a part without partners would be lost.
+
+    Raises:
+        ValueError: they do not.
+    """
+    sizes = [*_sizes(arguments, dim, library.tensor_class)]
+    counts = [-(-size // -(-size // parts)) if size else 0 for size in sizes]
+    if len({*counts}) > 1:
+        raise ValueError(
+            f"DataParallel cuts all tensors among its arguments along dimension {dim}, where they "
+            f"have {', '.join(map(str, sizes))} rows, which gives {', '.join(map(str, counts))} "
+            "parts. Give what belongs to no row to the Module, or expand() it"
+        )
+
+
+def _sizes(value: Any, dim: int, tensor: type[Any]) -> Iterator[int]:
+    """The length along ``dim`` of each tensor in ``value``."""
+    if isinstance(value, tensor):
+        yield value.shape[dim]
+    elif isinstance(value, tuple | list | dict):
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from _sizes(child, dim, tensor)
 
 
 def _pieces(count: int, chunks: int | None) -> list[range]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mpgrad.parallel.maps import map_with_first_buffers
+from mpgrad.parallel.maps import map_with_first_buffers, require_equal_parts
 from mpgrad.torch.tensors import LIBRARY
 
 
@@ -49,10 +49,14 @@ class DataParallel(torch.nn.Module):
         """What ``module`` gives for the parts of every tensor, joined.
 
         Tensors in tuples, lists and dictionaries are cut, too; anything else goes to every part.
+
+        Raises:
+            ValueError: tensors have different numbers of rows, and would not give as many parts.
         """
         pieces = _cut((inputs, kwargs), self.parts, self.dim)
         if pieces is None:
             return self.module(*inputs, **kwargs)
+        require_equal_parts((inputs, kwargs), self.parts, self.dim, LIBRARY)
         calls = [(self.module, *piece) for piece in pieces]
         return _joined(map_with_first_buffers(_call_module, calls, LIBRARY), self.dim)
 

@@ -42,7 +42,7 @@ COPIED_BYTES_MAX = 64 << 10
 #: Those of this process.
 PARAMETERS = SharedParameters()
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 class TorchTensors(ArrayLibrary):
@@ -71,7 +71,7 @@ class TorchTensors(ArrayLibrary):
 
     def kind(self, tensor: torch.Tensor, is_buffer: bool, name: str) -> InputKind:
         found = vars(tensor)
-        attributes = {k: v for k, v in found.items() if isinstance(v, _PLAIN)} if found else {}
+        attributes = {k: v for k, v in found.items() if _is_plain(v)} if found else {}
         needs = tensor.requires_grad
         cls = torch.Tensor if type(tensor) is SharedResult else type(tensor)
         layout, has_history = layout_of(tensor), tensor.grad_fn is not None
@@ -249,6 +249,15 @@ if engine_slot.is_worker:
     torch.set_num_threads(1)
 else:
     PRELOADED.append(__name__)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an attribute of a tensor travels with it: texts, numbers, and what holds such."""
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value, *value.values()]))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
 
 
 def _why_not(tensor: torch.Tensor) -> str:

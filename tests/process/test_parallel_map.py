@@ -605,6 +605,18 @@ def test_data_parallel_keeps_the_buffers_of_part_0(engine: mg.Engine) -> None:
     assert found[0] == found[1]
 
 
+def test_data_parallel_loses_no_rows(engine: mg.Engine) -> None:
+    class Scales(nn.Module):
+        def forward(self, x: mg.Tensor, factors: mg.Tensor) -> mg.Tensor:
+            return x * factors
+
+    model = nn.DataParallel(Scales(), parts=4)
+    with pytest.raises(ValueError, match="have 8, 3 rows, which gives 4, 3 parts"):
+        model(mg.ones(8, 3), mg.ones(3))
+    assert model(mg.ones(8, 3), mg.ones(8, 1)).shape == (8, 3)
+    assert model(mg.ones(0, 3), mg.ones(0, 1)).shape == (0, 3)
+
+
 def test_parallel_modules(engine: mg.Engine) -> None:
     mg.manual_seed(9)
     experts = [nn.Linear(3, 2) for _ in range(3)]

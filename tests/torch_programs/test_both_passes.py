@@ -756,3 +756,28 @@ def test_memory_is_flat() -> None:
             step()
         grown = [after - kib for after, kib in zip(sizes(), before, strict=True)]
         assert all(kib < 4096 for kib in grown), grown
+
+
+def test_data_parallel_loses_no_rows(engine: mg.Engine) -> None:
+    class Scales(torch.nn.Module):
+        def forward(self, x: Any, factors: Any) -> Any:
+            return x * factors
+
+    model = mt.DataParallel(Scales(), parts=4)
+    with pytest.raises(ValueError, match="have 8, 3 rows, which gives 4, 3 parts"):
+        model(torch.ones(8, 3), torch.ones(3))
+    with pytest.raises(ValueError, match="have 8, 3 rows"):
+        model([torch.ones(8, 3)], factors={"a": torch.ones(3)})
+    assert model(torch.ones(8, 3), torch.ones(8, 1)).shape == (8, 3)
+    assert model(torch.ones(0, 3), torch.ones(0, 1)).shape == (0, 3)
+
+
+def test_attributes_of_tensors_travel(engine: mg.Engine) -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    p.groups, p.table = [2.0, 3.0], {"a": (1, "b")}  # type: ignore[attr-defined]
+
+    def scaled(x: Any, p: Any) -> Any:
+        return x * p * sum(getattr(p, "groups", [1.0])) * len(getattr(p, "table", ()))
+
+    (y,) = mt.parallel_map(scaled, [torch.ones(3)], shared=(p,))
+    assert y.tolist() == [5.0, 5.0, 5.0]
