@@ -430,9 +430,3 @@ def generators_kept() -> Iterator[None]:
     finally:
         np.random.set_state(numpys)
         random.setstate(pythons)
-
-
-def items_in_order(items: Sequence[Item]) -> str:
-    """The numbers of some items, in words."""
-    first, last = items[0].number, items[-1].number
-    return f"item {first}" if first == last else f"items {first} to {last}"

@@ -42,6 +42,13 @@ def differentiate(
         BaseException: what user code raises.
     """
     call = task.call
+    with call.noted_in_backward():
+        return _differentiate(task, call, inputs, grads)
+
+
+def _differentiate(
+    task: Derivative, call: BranchCall, inputs: Callable[[], Sequence[Any]], grads: Sequence[Any]
+) -> Branch:
     library = library_of(call.library)
     branch = BRANCHES.get(call.number) or made_again(call, inputs(), task.digest)
     if task.changed:

@@ -6,6 +6,8 @@ it as arrays. So the same BranchCall makes the same branch again, in any process
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,6 +29,12 @@ class Item(NamedTuple):
     data: bytes
     buffers: tuple[Array, ...]
     number: int
+
+
+def items_in_order(items: Sequence[Item]) -> str:
+    """The numbers of some items, in words."""
+    first, last = items[0].number, items[-1].number
+    return f"item {first}" if first == last else f"items {first} to {last}"
 
 
 class BranchCall(NamedTuple):
@@ -67,6 +75,20 @@ class BranchCall(NamedTuple):
     held: tuple[tuple[type[Any], str, int], ...] = ()
     seeks_lost: bool = False
 
+    @property
+    def backward_in_words(self) -> str:
+        """What is named in errors of its backward."""
+        return f"the backward of {self.name} of {items_in_order(self.items)}"
+
+    @contextmanager
+    def noted_in_backward(self) -> Iterator[None]:
+        """Let an error of its backward say whose it is."""
+        try:
+            yield
+        except BaseException as error:
+            error.add_note(f"in {self.backward_in_words}")
+            raise
+
 
 class Derivative(NamedTuple):
     """A branch to differentiate, as a call of its own: what it gives are gradients.
@@ -91,7 +113,7 @@ class Derivative(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the function, for errors."""
+        """For errors."""
         return f"the backward of {self.call.name}"
 
     @property

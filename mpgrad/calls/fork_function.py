@@ -130,11 +130,12 @@ class Fork(Function):
         for number, grad in zip(ctx.wanted, grads, strict=True):
             all_grads[number] = grad
         needs = running_backwards()[-1][1][1:]
-        if is_grad_enabled():
-            branch = _connected(ctx)
-            return None, *branch.differentiate(all_grads, needs, create_graph=True)
-        branch = BRANCHES.get(ctx.call.number) or _again(ctx)
-        return None, *branch.differentiate(all_grads, needs)
+        with ctx.call.noted_in_backward():
+            if is_grad_enabled():
+                branch = _connected(ctx)
+                return None, *branch.differentiate(all_grads, needs, create_graph=True)
+            branch = BRANCHES.get(ctx.call.number) or _again(ctx)
+            return None, *branch.differentiate(all_grads, needs)
 
     @staticmethod
     def _on_last_run(ctx: FunctionContext) -> None:
@@ -148,6 +149,14 @@ def holder_of(node: Any) -> int:
         return IN_CLIENT
     lifetime = node.ctx.lifetime
     return IN_CLIENT if lifetime is None else int(lifetime.slot)
+
+
+def branch_in_words(node: Any) -> str:
+    """Whose backward the Node of a branch is, for errors; empty: it is no branch."""
+    if not isinstance(node, FunctionNode) or not issubclass(node.function, Fork):
+        return ""
+    call: BranchCall = node.ctx.call
+    return call.backward_in_words
 
 
 def has_branches_in_workers(nodes: Sequence[Any]) -> bool:

@@ -16,8 +16,7 @@ from mpgrad.autograd.profiling.task_times import unpack_times
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.device import CPU
 from mpgrad.base.handles import ENGINE_ARENA, INLINE_LIMIT_BYTES, Block, GradientRef
-from mpgrad.calls.branch import items_in_order
-from mpgrad.calls.call import BranchCall, Derivative
+from mpgrad.calls.call import BranchCall, Derivative, items_in_order
 from mpgrad.calls.initializing import Initializer
 from mpgrad.calls.packing import derivative_rule_of, rule_of
 from mpgrad.engine.failure import error_of_calls

@@ -8,6 +8,7 @@ from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.functions.call_sites import call_in_words
 from mpgrad.base import machine
 from mpgrad.base.user_frames import stack_without_ours
+from mpgrad.calls.fork_function import branch_in_words
 from mpgrad.errors import (
     EngineClosed,
     InvariantViolated,
@@ -115,5 +116,8 @@ def _advice(text: str) -> str:
 def _names(frozen: FrozenGraph, planned: Plan, task: int) -> str:
     if task < 0:
         return "the backward could not be finished"
-    nodes = [frozen.spec.nodes[member.node].name for member in planned.groups[task]]
-    return f"the task {name_of(nodes)} could not be run"
+    members = [member.node for member in planned.groups[task]]
+    name = name_of([frozen.spec.nodes[at].name for at in members])
+    branches = [*filter(None, [branch_in_words(frozen.nodes[at]) for at in members])]
+    more = f", and {len(branches) - 1} more" if len(branches) > 1 else ""
+    return f"the task {name} {f'({branches[0]}{more}) ' if branches else ''}could not be run"

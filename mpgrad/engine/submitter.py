@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mpgrad.base.thread_state import PerThread
+from mpgrad.calls.call import Derivative
 from mpgrad.engine.calls_in_workers import (
     Answered,
     Request,
@@ -259,7 +260,9 @@ class Submitter:
         kept, request = session.kept_of(number), submission.request
         if not isinstance(outcome, CompleteGraph):
             self._sessions.ended_branches.extend([(ANY_SLOT, at) for at in request.recorded])
-            self._end(number, error_of_calls(outcome, lambda _: request.call.name))
+            call = request.call
+            name = call.call.backward_in_words if isinstance(call, Derivative) else call.name
+            self._end(number, error_of_calls(outcome, lambda _: name))
             return
         warn(kept, lambda _: 0)
         took_us = times_of(outcome, [[request]], session)

@@ -145,11 +145,14 @@ class CallRunner:
         """The rule of a Node that stands for a branch."""
 
         def apply(xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
-            branch = self._branch(rule.call, rule.digest)
             given: list[Tensor | None] = [None] * rule.output_count
             for number, grad in zip(rule.wanted, grads, strict=True):
                 given[number] = None if grad is None else Tensor(grad)
-            found = branch.differentiate(given, needs[1:])
+            try:
+                found = self._branch(rule.call, rule.digest).differentiate(given, needs[1:])
+            except BaseException:
+                with call_of(rule.call, self._memory.open_packed).noted_in_backward():
+                    raise
             return [None, *[None if one is None else one._array for one in found]]
 
         return apply

@@ -426,6 +426,47 @@ def test_an_error_in_backward(engine: mg.Engine) -> None:
     assert x.grad is None
 
 
+class Poison(mg.Function):
+    """Its backward raises, or kills its worker."""
+
+    @staticmethod
+    def forward(ctx: Any, x: mg.Tensor, signal_number: int) -> Any:
+        ctx.signal_number = signal_number
+        return x.detach() * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: mg.Tensor) -> Any:
+        if ctx.signal_number > 0:
+            os.kill(os.getpid(), ctx.signal_number)
+        if ctx.signal_number < 0:
+            raise ValueError("poison")
+        return grad, None
+
+
+def poisoned(x: mg.Tensor, signal_number: int) -> mg.Tensor:
+    return Poison.apply(x, signal_number).sum()
+
+
+def test_an_error_in_backward_names_the_item(engine: mg.Engine) -> None:
+    (x,) = leaves(23, (3,))
+    outs = mg.parallel_map(poisoned, [x] * 4, [0, 0, -1, 0])
+    with pytest.raises(ValueError, match="poison") as caught:
+        mg.stack(outs).sum().backward()
+    assert "in the backward of poisoned of item 2" in caught.value.__notes__
+    assert x.grad is None
+
+
+def test_a_backward_that_kills_its_workers_ends_and_names_the_item() -> None:
+    (x,) = leaves(24, (3,))
+    with mg.Engine("process", cpu_workers=2):
+        outs = mg.parallel_map(poisoned, [x] * 4, [0, 0, signal.SIGSEGV, 0])
+        with pytest.raises(mg.errors.WorkerLost, match="the backward of poisoned of item 2"):
+            mg.stack(outs).sum().backward()
+        assert x.grad is None
+        mg.stack(mg.parallel_map(poisoned, [x] * 4, [0] * 4)).sum().backward()
+        assert bits(x.grad) == bits(mg.full((3,), 4.0))
+
+
 def test_an_argument_changed_in_place_is_an_error(engine: mg.Engine) -> None:
     plain = mg.zeros(3)
     with pytest.raises(RuntimeError, match="in place"):

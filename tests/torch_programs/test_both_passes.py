@@ -781,3 +781,41 @@ def test_attributes_of_tensors_travel(engine: mg.Engine) -> None:
 
     (y,) = mt.parallel_map(scaled, [torch.ones(3)], shared=(p,))
     assert y.tolist() == [5.0, 5.0, 5.0]
+
+
+class Poison(torch.autograd.Function):
+    """Its backward raises, or kills its worker."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, signal_number: int) -> Any:
+        ctx.signal_number = signal_number
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        if ctx.signal_number > 0:
+            os.kill(os.getpid(), ctx.signal_number)
+        if ctx.signal_number < 0:
+            raise ValueError("poison")
+        return grad, None
+
+
+def poisoned(x: Any, signal_number: int) -> Any:
+    return Poison.apply(x, signal_number).sum()
+
+
+def test_an_error_in_backward_names_the_item(engine: mg.Engine) -> None:
+    x = torch.ones(3, requires_grad=True)
+    outs = mt.parallel_map(poisoned, [x] * 4, [0, 0, -1, 0])
+    with pytest.raises(ValueError, match="poison") as caught:
+        torch.stack(outs).sum().backward()
+    assert "in the backward of poisoned of item 2" in caught.value.__notes__
+
+
+def test_a_backward_that_kills_its_workers_ends_and_names_the_item() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with mg.Engine("process", cpu_workers=2):
+        outs = mt.parallel_map(poisoned, [x] * 4, [0, 0, signal.SIGSEGV, 0])
+        with pytest.raises(mg.errors.WorkerLost, match="the backward of poisoned of item 2"):
+            torch.stack(outs).sum().backward()
+        torch.stack(mt.parallel_map(poisoned, [x] * 4, [0] * 4)).sum().backward()
