@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mpgrad.base.thread_state import PerThread
@@ -48,6 +48,8 @@ OF_PARENT = "the call ran in the parent of this process, which alone has its res
 
 class _Serving(PerThread):
     is_here = False
+    #: Whether this thread holds the lock that the serving thread needs.
+    has_lock = False
 
 
 _serving = _Serving()
@@ -56,6 +58,23 @@ _serving = _Serving()
 def is_serving_thread() -> bool:
     """Whether the calling thread is the one that serves calls: it must wait for none of them."""
     return _serving.is_here
+
+
+def has_lock() -> bool:
+    """Whether the calling thread is inside ``submit`` or ``stop``: a signal handler, which must
+    wait for no call then."""
+    return _serving.has_lock
+
+
+@contextlib.contextmanager
+def _noted(condition: threading.Condition) -> Iterator[None]:
+    """Hold the lock of ``condition``, as ``has_lock`` says."""
+    before, _serving.has_lock = _serving.has_lock, True
+    try:
+        with condition:
+            yield
+    finally:
+        _serving.has_lock = before
 
 
 @dataclass(eq=False)
@@ -133,7 +152,7 @@ class Submitter:
 
     def submit(self, submission: Submission) -> None:
         """Let a call run as soon as there is room."""
-        with self._condition:
+        with _noted(self._condition):
             self._queue.append(submission)
             if self._thread is None:
                 try:
@@ -158,7 +177,7 @@ class Submitter:
     def stop(self, submission: Submission, grace_ms: int | None) -> None:
         """Nobody wants a call any more. One that runs may end; after ``grace_ms`` milliseconds its
         worker is replaced."""
-        with self._condition:
+        with _noted(self._condition):
             with contextlib.suppress(ValueError):
                 self._queue.remove(submission)
                 return

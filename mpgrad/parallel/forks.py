@@ -14,7 +14,7 @@ from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.own_tensors import LIBRARY
 from mpgrad.engine.calls_in_workers import Answered, depth_of_calls
 from mpgrad.engine.engine import current_engine
-from mpgrad.engine.submitter import OF_PARENT, Submission, is_serving_thread
+from mpgrad.engine.submitter import OF_PARENT, Submission, has_lock, is_serving_thread
 from mpgrad.errors import EngineClosed
 from mpgrad.parallel import placing
 from mpgrad.parallel.calls_of_map import CallsOfMap
@@ -48,7 +48,8 @@ class ForkFuture(concurrent.futures.Future[Any]):
             TimeoutError: it has not ended after ``timeout`` seconds.
             concurrent.futures.CancelledError: it was cancelled.
             EngineClosed: it runs in the parent of this process, which was forked meanwhile.
-            RuntimeError: a callback of another fork waits for this one, which runs still.
+            RuntimeError: a callback of another fork waits for this one, which runs still; or a
+                signal handler that has interrupted ``fork``.
         """
         self._ask()
         return super().result(timeout)
@@ -65,6 +66,11 @@ class ForkFuture(concurrent.futures.Future[Any]):
         # Not done(): a thread of the parent may have held the lock.
         if self._state not in _ENDED and self._pid != os.getpid():
             raise EngineClosed(OF_PARENT)
+        if has_lock() and not self.done():
+            raise RuntimeError(
+                "a signal handler waits for a fork, and has interrupted what hands forks over, so "
+                "this one cannot end meanwhile. Let the handler set a flag, and wait elsewhere"
+            )
         if is_serving_thread() and not self.done():
             raise RuntimeError(
                 "a callback of a fork waits for another fork, which cannot end meanwhile: "

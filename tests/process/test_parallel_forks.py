@@ -109,6 +109,28 @@ def test_a_thread_that_cannot_start_is_an_error_and_no_wait_for_ever(
         assert mg.fork(lambda: 2).result(60) == 2
 
 
+def test_a_signal_handler_that_interrupts_a_fork_must_not_wait_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a handler that comes between two lines of ``fork``, here always at the same one."""
+    write, errors = os.eventfd_write, list[BaseException]()
+
+    def interrupted(fd: int, value: int) -> None:
+        monkeypatch.setattr(os, "eventfd_write", write)
+        try:
+            mg.fork(lambda: 1).result(60)
+        except RuntimeError as error:
+            errors.append(error)
+        write(fd, value)
+
+    with mg.Engine("process", cpu_workers=1):
+        assert mg.fork(lambda: 1).result(60) == 1
+        monkeypatch.setattr(os, "eventfd_write", interrupted)
+        assert mg.fork(lambda: 2).result(60) == 2
+        assert mg.fork(lambda: 3).result(60) == 3
+    assert [str(error)[:24] for error in errors] == ["a signal handler waits f"]
+
+
 def test_a_fork_inside_a_branch_runs_there(engine: mg.Engine) -> None:
     (x,) = leaves(2, (3,))
     out = mg.wait(mg.fork(lambda: mg.wait(mg.fork(lambda: (x * 2).sum()))))
