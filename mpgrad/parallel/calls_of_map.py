@@ -278,7 +278,7 @@ class CallsOfMap:
         for at, one in enumerate(answered):
             placing.SIZES.note(self.key, one.answer.nbytes)
             if one.lacks_room:
-                lacking[at] = requests[at].with_room(one.answer.nbytes)
+                lacking[at] = requests[at].with_room(one.answer.nbytes, one.answer.slot)
             else:
                 ran[at] = self._opened(first + at, one)
         if lacking:
@@ -287,7 +287,7 @@ class CallsOfMap:
             again = execution.run_calls(chunks, self.around, self.keep)
             for at, one in zip(lacking, again, strict=True):
                 if one.lacks_room:
-                    lacking[at].with_room(one.answer.nbytes)
+                    lacking[at].with_room(one.answer.nbytes, one.answer.slot)
                 ran[at] = self._opened(first + at, one)
         return [ran[at] for at in range(len(requests))]
 

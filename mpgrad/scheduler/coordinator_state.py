@@ -15,6 +15,7 @@
          |<------------------------------ |  CancelGraph                   |
          |  NodeTaskDone or -Failed       |  (answer: NodeTaskDropped)     |
          | ------------------------------>| ------------------------------>|
+         |  DeliverCaptures, then         |                                |
          |  CompleteGraph or FailGraph    |  ReleaseBlocks (to GPUs)       |
          |<------------------------------ | ------------------------------>|
          | GraphCancelled, BlocksReleased |  OutputEmitted, BlocksReleased |
@@ -411,8 +412,19 @@ def _without_many_tasks(event: Any) -> Any:
     return event._replace(tasks=event.tasks[:TASKS_KEPT])
 
 
+def _without_many_bytes(event: ev.NodeTaskDone) -> ev.NodeTaskDone:
+    outputs = event.outputs
+    if len(outputs) <= TASKS_KEPT:
+        inline = [len(ref) for ref in outputs if type(ref) is bytes]
+        if sum(inline) <= TASKS_KEPT * BYTES_KEPT:
+            return event
+    return event._replace(outputs=())
+
+
 #: How an event is kept that may be large.
 _SHORTEN: dict[type[Any], Callable[[Any], Any]] = {
+    ev.NodeTaskDone: _without_many_bytes,
+    ev.NodeTaskProgress: lambda event: event._replace(outputs=()),
     ev.GraphSubmitted: _without_many_tasks,
     ev.GraphExtended: _without_many_tasks,
     ev.NodeTaskFailed: lambda event: event._replace(error=event.error[:BYTES_KEPT]),

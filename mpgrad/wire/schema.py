@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 #: Kind of an OutputEmitted by which a worker asks to be replaced, because user code has changed
 #: the state of its process.
@@ -98,6 +98,7 @@ MESSAGES: dict[int, type[Any]] = {
     40: do.CompleteGraph,
     41: do.FailGraph,
     42: do.ForwardOutput,
+    43: do.DeliverCaptures,
 }
 
 #: The messages that each side may send; any other is a ProtocolError.
@@ -127,6 +128,7 @@ TO_CLIENT = (
     Processes,
     do.DispatchNodeTask,
     do.CancelGraph,
+    do.DeliverCaptures,
     do.CompleteGraph,
     do.FailGraph,
     do.ForwardOutput,

@@ -44,6 +44,7 @@ SAMPLES = [
     ),
     do.CancelGraph("w0.1", 1),
     do.ShutDown("w0.1"),
+    do.DeliverCaptures("c1.0", 1, ((0, b"one"), (3, b""))),
     do.CompleteGraph(
         "c1.0",
         1,
