@@ -70,6 +70,10 @@ class ClientState:
                 event = _with(event, delivered)
             self.outcomes[event.graph] = event
             return []
+        if isinstance(event, do.GraphForgotten):
+            if event.graph in self.running:
+                raise ProtocolError(f"graph {event.graph}, which it has lost")
+            return []
         if isinstance(event, do.CancelGraph):
             return []  # a task that has begun is always finished and answered
         raise InvariantViolated(f"a client cannot handle {type(event).__name__}")

@@ -88,6 +88,7 @@ class CoordinatorState(TaskFlow):
             ev.GraphSubmitted: self._on_graph_submitted,
             ev.GraphExtended: self._on_graph_extended,
             ev.GraphCancelled: self._on_graph_cancelled,
+            ev.GraphAwaited: self._on_graph_awaited,
             ev.BlocksReleased: self._on_blocks_released,
             ev.BranchesReleased: self._on_branches_released,
             ev.WorkerJoined: self._on_worker_joined,
@@ -195,6 +196,12 @@ class CoordinatorState(TaskFlow):
             self.settle(graph)
             if event.grace_ms is not None and graph.number in self.graphs:
                 self.out.append(do.SetDeadline(graph.number, event.grace_ms))
+
+    def _on_graph_awaited(self, event: ev.GraphAwaited) -> None:
+        """Say so if the graph will never end. An end that was just sent comes before this."""
+        graph = self.graph_of(event.peer, event.graph)
+        if self.membership.get(event.peer) is not None and (graph is None or graph.is_stuck):
+            self.out.append(do.GraphForgotten(event.peer, event.graph))
 
     def _on_deadline_passed(self, event: ev.DeadlinePassed) -> None:
         """The deadline of a cancelled graph has passed: kill the workers that still hold its tasks.

@@ -329,6 +329,12 @@ class GraphTask:
         )
 
     @property
+    def is_stuck(self) -> bool:
+        """True when no event can make it go on, which a right table never reaches."""
+        is_running = self.phase is GraphPhase.RUNNING
+        return is_running and self.is_whole and self.outstanding_tasks == 0
+
+    @property
     def is_complete(self) -> bool:
         """True when every task is done; reached exactly once."""
         return (

@@ -109,6 +109,13 @@ class FailGraph(NamedTuple):
     step: int = 0
 
 
+class GraphForgotten(NamedTuple):
+    """The graph that the session waits for is not known, or cannot go on: a bug."""
+
+    peer: str
+    graph: int
+
+
 class ForwardOutput(NamedTuple):
     """Show the output of a worker: printed text, a log record or a warning."""
 
@@ -154,7 +161,13 @@ class StopProcess(NamedTuple):
 Reply: TypeAlias = NodeTaskDone | NodeTaskFailed | NodeTaskDropped
 ToWorker: TypeAlias = DispatchNodeTask | CancelGraph | ReleaseBlocks | ReleaseBranches | ShutDown
 ToClient: TypeAlias = (
-    DispatchNodeTask | CancelGraph | DeliverCaptures | CompleteGraph | FailGraph | ForwardOutput
+    DispatchNodeTask
+    | CancelGraph
+    | DeliverCaptures
+    | CompleteGraph
+    | FailGraph
+    | GraphForgotten
+    | ForwardOutput
 )
 CoordinatorInstruction: TypeAlias = ToWorker | ToClient | StartWorker | FenceWorker | SetDeadline
 WorkerInstruction: TypeAlias = (

@@ -85,6 +85,7 @@ MESSAGES: dict[int, type[Any]] = {
     12: ev.GraphCancelled,
     13: ev.BlocksReleased,
     14: ev.BranchesReleased,
+    15: ev.GraphAwaited,
     20: ev.NodeTaskDone,
     21: ev.NodeTaskFailed,
     22: ev.NodeTaskDropped,
@@ -99,6 +100,7 @@ MESSAGES: dict[int, type[Any]] = {
     41: do.FailGraph,
     42: do.ForwardOutput,
     43: do.DeliverCaptures,
+    44: do.GraphForgotten,
 }
 
 #: The messages that each side may send; any other is a ProtocolError.
@@ -111,6 +113,7 @@ FROM_CLIENT = (
     ev.GraphCancelled,
     ev.BlocksReleased,
     ev.BranchesReleased,
+    ev.GraphAwaited,
     ev.NodeTaskDone,
     ev.NodeTaskFailed,
     ev.NodeTaskDropped,
@@ -131,6 +134,7 @@ TO_CLIENT = (
     do.DeliverCaptures,
     do.CompleteGraph,
     do.FailGraph,
+    do.GraphForgotten,
     do.ForwardOutput,
 )
 FROM_WORKER = (

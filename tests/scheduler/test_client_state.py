@@ -87,3 +87,10 @@ def test_results_of_a_graph_that_has_ended_are_refused(core: ClientState) -> Non
     core.handle_event(END)
     with pytest.raises(ProtocolError, match="graph 4, which is not running"):
         core.handle_event(do.DeliverCaptures(PEER, 4, ((0, b"a"),)))
+
+
+def test_a_graph_that_the_coordinator_has_lost(core: ClientState) -> None:
+    with pytest.raises(ProtocolError, match="graph 4, which it has lost"):
+        core.handle_event(do.GraphForgotten(PEER, 4))
+    core.handle_event(END)  # it was on its way when the question was asked
+    assert core.handle_event(do.GraphForgotten(PEER, 4)) == []

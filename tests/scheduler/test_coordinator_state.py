@@ -118,6 +118,17 @@ def test_results_of_a_cancelled_graph_are_not_delivered(core: Core) -> None:
     assert kinds(core.done(first, b"result")) == ["FailGraph"]
 
 
+def test_who_waits_for_a_graph_hears_that_it_will_never_end(core: Core) -> None:
+    [first] = core.submit(task(to(CAPTURE)))
+    assert core.handle_event(ev.GraphAwaited(CLIENT, 0)) == []
+    core.graphs[first.graph].outstanding_tasks -= 1
+    stuck = CoordinatorState.handle_event(core, ev.GraphAwaited(CLIENT, 0))
+    assert stuck == [do.GraphForgotten(CLIENT, 0)]
+    core.graphs[first.graph].outstanding_tasks += 1
+    core.done(first, b"")
+    assert core.handle_event(ev.GraphAwaited(CLIENT, 0)) == [do.GraphForgotten(CLIENT, 0)]
+
+
 def test_large_replies_are_not_kept_with_the_last_events(core: Core) -> None:
     [first] = core.submit(task(to(CAPTURE)))
     core.done(first, bytes(1 << 20))
