@@ -54,6 +54,28 @@ def test_large_results_of_small_arguments(
         assert note.read_text() == "x" * 17
 
 
+def first_of(k: int, w: mg.Tensor) -> mg.Tensor:
+    return w[0] * k
+
+
+def test_large_shared_arguments_of_small_results() -> None:
+    """Memory for results is lent by their size, not by that of what all calls share."""
+    w = mg.ones(1 << 20, requires_grad=True)
+    with mg.Engine("process", cpu_workers=1, shm_limit="32M"):
+        for _ in range(2):
+            results = mg.parallel_map(first_of, range(50), shared=(w,))
+            assert [one.item() for one in results] == list(range(50))
+
+
+def test_results_that_were_large_once() -> None:
+    w = mg.tensor(2.0)
+    with mg.Engine("process", cpu_workers=1, shm_limit="32M"):
+        assert len(mg.parallel_map(filled, range(3), shared=(w, 1 << 20, None))[2]) == 1 << 20
+        for length in (1, 20_000):
+            results = mg.parallel_map(filled, range(100), shared=(w, length, None))
+            assert [one[-1].item() for one in results] == [2.0 * k for k in range(100)]
+
+
 def test_a_fork_with_a_large_result(engine: mg.Engine, tmp_path: Path) -> None:
     note = tmp_path / "note"
     w = mg.tensor(2.0, requires_grad=True)
