@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,29 @@ def test_many_small_results(engine: mg.Engine, chunks: int | None) -> None:
 
 def bytes_of(k: int) -> bytes:
     return k.to_bytes(4, "little") * 15_000
+
+
+def tensors_alive(x: mg.Tensor) -> tuple[mg.Tensor, int]:
+    gc.disable()  # what lies in no cycle dies without it
+    alive = [one for one in gc.get_objects() if isinstance(one, mg.Tensor) and len(one) == len(x)]
+    return x * 2, len(alive)
+
+
+@pytest.mark.parametrize("mode", ["local", "process"])
+def test_results_and_arguments_die_at_once(mode: str) -> None:
+    """Large ones would fill the memory until the collector comes."""
+    arguments = []
+    with mg.Engine(mode, cpu_workers=1), mg.no_grad():
+        try:
+            for _ in range(5):
+                x = mg.ones(12_347)
+                arguments.append(weakref.ref(x))
+                ((result, alive),) = mg.parallel_map(tensors_alive, [x])
+                del x, result
+                assert alive <= 2  # an argument, as it is and as it came
+            assert [one() for one in arguments] == [None] * 5
+        finally:
+            gc.enable()
 
 
 class Many(mg.Function):
