@@ -221,12 +221,20 @@ class _Backward:
         is_vjp = cls.vjp is not torch.autograd.Function.vjp
         self.__wrapped__ = cls.vjp if is_vjp else cls.backward
         self.__qualname__ = f"{cls.__qualname__}.backward"
+        self._name = cls.__name__
         self.__module__ = cls.__module__
 
     def __call__(self, attributes: Any, saved: Any, needs: Any, grads: Any) -> tuple[Any, ...]:
         ctx = types.SimpleNamespace(saved_tensors=saved, needs_input_grad=needs, **attributes)
         found = self.__wrapped__(ctx, *grads)
-        return found if isinstance(found, tuple) else (found,)
+        found = found if isinstance(found, tuple) else (found,)
+        count, given = len(needs), len(found)
+        if given < count or any(one is not None for one in found[count:]):  # as torch says it
+            raise RuntimeError(
+                f"function {self._name}Backward returned an incorrect number of gradients "
+                f"(expected {count}, got {given})"
+            )
+        return found[:count]
 
 
 class _Begun(PerThread):

@@ -440,3 +440,22 @@ def test_one_error_is_told_once() -> None:
         assert mt.wait(mt.fork(abs, -1)) == 1
         gc.collect()
     assert [one for one in shown if issubclass(one.category, RuntimeWarning)] == []
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_another_number_of_gradients_is_torchs_error(engine: mg.Engine, count: int) -> None:
+    class Gives(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, y: Any) -> Any:
+            return x * y
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return (grad, grad, grad, None)[:count]
+
+    mt.parallelize(Gives)
+    x = torch.ones(2, requires_grad=True)
+    out = Gives.apply(x, x).sum()
+    got = rf"function GivesBackward .* incorrect number of gradients \(expected 2, got {count}\)"
+    with pytest.raises(RuntimeError, match=got):
+        out.backward()
