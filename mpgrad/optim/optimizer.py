@@ -16,6 +16,7 @@ from mpgrad.graph.grad_modes import enable_grad
 from mpgrad.optim.optimizer_hooks import WithHooks, with_step_hooks
 from mpgrad.optim.options import check_options
 from mpgrad.tensors import saved_tensor_clones
+from mpgrad.tensors.of_pytorch import kind_of
 from mpgrad.tensors.tensor import Tensor
 
 ParamGroup = dict[str, Any]
@@ -116,7 +117,7 @@ class Optimizer(WithHooks):
             if not isinstance(parameter, Tensor):
                 raise TypeError(
                     f"optimizer can only optimize Tensors, but one of the params is "
-                    f"{type(parameter).__name__}"
+                    f"{kind_of(parameter)}"
                 )
             if not parameter.is_leaf:
                 raise ValueError("can't optimize a non-leaf Tensor")
