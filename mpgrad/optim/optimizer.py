@@ -13,8 +13,8 @@ from mpgrad.autograd.profiling.ranges import ANNOTATION, span
 from mpgrad.backends.array_program import TRACING
 from mpgrad.devices.device_arrays import on
 from mpgrad.graph.grad_modes import enable_grad
+from mpgrad.optim.checked_options import check_options
 from mpgrad.optim.optimizer_hooks import WithHooks, with_step_hooks
-from mpgrad.optim.options import check_options
 from mpgrad.tensors import saved_tensor_clones
 from mpgrad.tensors.of_pytorch import kind_of
 from mpgrad.tensors.tensor import Tensor

@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Self
 
+from mpgrad.optim.checked_options import check_arguments
 from mpgrad.optim.optimizer import Optimizer, ParamGroup
-from mpgrad.optim.options import check_arguments
 from mpgrad.tensors.tensor import Tensor
 
 

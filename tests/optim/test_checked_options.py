@@ -11,7 +11,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.optim import lr_scheduler
-from mpgrad.optim.options import _hints
+from mpgrad.optim.checked_options import _hints
 
 #: Arguments that a scheduler needs.
 NEEDED: dict[str, dict[str, Any]] = {
