@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from mpgrad.base.duration_text import duration
 from mpgrad.report.analysis import CLIENT, HAND_OVER, QUEUES, BackwardFigures, Shares
 
 #: Shares from which something is worth a sentence.
@@ -106,7 +107,7 @@ def _of_idle_workers(figures: Sequence[BackwardFigures]) -> Iterator[_Advice]:
         yield _Advice(
             share(QUEUES),
             f"{waits(QUEUES)} for messages, although tasks are ready. The median task takes "
-            f"{median(tasks) * 1e3:.2f} ms: larger Functions need fewer messages.",
+            f"{duration(1e6 * median(tasks))}: larger Functions need fewer messages.",
         )
     again = sum(run.attempt > 1 for one in figures for run in one.run.tasks)
     if again:

@@ -11,6 +11,7 @@ from typing import Any
 from mpgrad.autograd.profiling.averages import Averages
 from mpgrad.autograd.profiling.function_events import events_of
 from mpgrad.autograd.profiling.ranges import Recording
+from mpgrad.base.duration_text import duration
 from mpgrad.engine.graph_picture import BOXES_MAX, Box, GraphPicture
 from mpgrad.report.advice import advice_for
 from mpgrad.report.analysis import BackwardFigures, figures_of, shares_of
@@ -110,13 +111,13 @@ def _tiles(figures: Sequence[BackwardFigures]) -> str:
             str(len(figures)),
             f"{sum(one.run.mode == 'process' for one in figures)} in workers",
         ),
-        ("time in them", f"{1e3 * took:.1f} ms", f"{1e3 * work:.1f} ms of rules"),
+        ("time in them", duration(1e6 * took), f"{duration(1e6 * work)} of rules"),
         ("speed-up reached", f"{work / took if took else 1:.2f}x", "against the rules one by one"),
         ("bound by workers", f"{workers}.00x", "one task each at a time"),
         (
             "bound by the longest chain",
             f"{work / chain if chain else 1:.2f}x",
-            f"{1e3 * chain:.1f} ms, whatever the number of workers",
+            f"{duration(1e6 * chain)}, whatever the number of workers",
         ),
     ]
     return "".join(

@@ -103,7 +103,7 @@ def test_wide_heavy_work_goes_to_workers() -> None:
 def test_a_chain_stays_here_however_heavy() -> None:
     choice = chosen(frozen(chain(16), 20_000.0), 8)
     assert choice.mode == "local"
-    assert choice.reason.endswith("us of work are one chain")
+    assert choice.reason.endswith("of work are one chain")
 
 
 def test_a_chain_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
