@@ -275,7 +275,8 @@ def test_the_calls_of_a_map_lie_on_the_lanes_of_workers(tmp_path: Path) -> None:
     mg.profiler.report(tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     (raw,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', text, re.S)
-    lanes = [found[2] for found in json.loads(raw)["ranges"] if found[1].endswith("called")]
+    ranges = json.loads(raw)["ranges"]
+    lanes = [row[2] for row in ranges if row[0] == "function" and row[1].endswith("called")]
     assert len(lanes) == 4
     assert set(lanes) <= {"worker 0", "worker 1"}
     assert "with 2 of them" in text
