@@ -114,6 +114,8 @@ class CoordinatorProcess:
         self._shell = WatchedCoordinator(setup, world.router, supervisor, world.memory, clock)
         self._shell.on_refusal, self._shell.watch = self._on_refusal, self._watch
         self._supervisor, self.core = supervisor, self._shell.state
+        if world.seed % 2:
+            self.core.message_part_bytes = 0  # every result inside a message goes at once
         #: For each event its instructions, or what it raised.
         self.outcomes: list[Outcome] = []
         world.router.on_arrival = self._wake

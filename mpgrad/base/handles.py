@@ -19,6 +19,8 @@ WORKER_DEVICE_ARENA = 1 << 10
 #: Gradients of at most this many bytes travel inside the message. To allot a block, open it twice
 #: and free it costs more than a few copies.
 INLINE_LIMIT_BYTES = 4096
+#: As soon as what a task or a graph gives inside messages exceeds so many bytes, a message goes.
+MESSAGE_PART_BYTES = 4 << 20
 
 
 class Block(NamedTuple):

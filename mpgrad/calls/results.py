@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,8 +29,9 @@ class ResultPickler(ByValue):
         buffers: list[Array],
         library: ArrayLibrary,
     ) -> None:
-        super().__init__(stream, protocol=5, buffer_callback=self._keep_buffer)
-        self._number_of, self._buffers, self.library = number_of, buffers, library
+        # A method of its own would be a cycle, which would keep all results for a while.
+        super().__init__(stream, protocol=5, buffer_callback=partial(_keep_buffer, buffers))
+        self._number_of, self.library = number_of, library
 
     def persistent_id(self, obj: Any) -> Any:
         if not isinstance(obj, self.library.tensor_class):
@@ -47,12 +49,13 @@ class ResultPickler(ByValue):
             return obj.copy(order="K").__reduce_ex__(5)  # an argument, or a part of one
         return super().reducer_override(obj)
 
-    def _keep_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        try:
-            self._buffers.append(np.frombuffer(buffer.raw(), np.uint8))
-        except BufferError:
-            return True
-        return False
+
+def _keep_buffer(buffers: list[Array], buffer: pickle.PickleBuffer) -> bool:
+    try:
+        buffers.append(np.frombuffer(buffer.raw(), np.uint8))
+    except BufferError:
+        return True
+    return False
 
 
 def dump_result(

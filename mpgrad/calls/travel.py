@@ -210,8 +210,10 @@ def _cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> A
 
 class _Pickler(ByValue):
     def __init__(self, stream: io.BytesIO, sender: Sender) -> None:
-        super().__init__(stream, protocol=5, buffer_callback=sender.keep_buffer)
-        self._sender, self.library = sender, sender.library
+        # The sender holds this. A cycle would keep the tensors of a map for a while.
+        owner = weakref.proxy(sender)
+        super().__init__(stream, protocol=5, buffer_callback=lambda one: owner.keep_buffer(one))
+        self._sender, self.library = owner, sender.library
         self._names: set[str] = set()
         self._modules: dict[int, types.ModuleType] = {}
         #: For each module, the names in it that have been sent.

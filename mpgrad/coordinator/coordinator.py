@@ -283,7 +283,16 @@ class Coordinator:
             elif isinstance(instruction, do.SetDeadline):
                 self._deadlines.set(instruction, self._clock())
             else:
-                _send_instruction(self._router, instruction)
+                try:
+                    _send_instruction(self._router, instruction)
+                except ProtocolError as error:  # the message would be too long
+                    self._refuse(self._session_behind(instruction), error)
+
+    def _session_behind(self, instruction: do.ToWorker | do.ToClient) -> str:
+        """The session that waits for what an instruction causes."""
+        if isinstance(instruction, do.DispatchNodeTask):
+            return self.state.graphs[instruction.graph].owner
+        return instruction.peer
 
     # ------------------------------------------------------------------ deaths and hangs
 
@@ -351,6 +360,12 @@ class Coordinator:
             self._waiting.remove(peer)
         self._handle(ev.SessionClosed(peer))
 
+    def _refuse(self, session: str, error: Exception) -> None:
+        """End a session with an error that its caller gets."""
+        refusal = schema.Refused(session, f"protocol error: {error}")
+        self._router.send(CLIENT, session, encode(refusal))
+        self._close_session(session)
+
     def _cut_off(self, arrival: Arrival, error: Exception) -> None:
         self.protocol_errors += 1
         if not self._has_greeted(arrival):
@@ -358,9 +373,7 @@ class Coordinator:
         if not isinstance(error, ProtocolError):
             self.on_error(error)  # the tables contradict each other: a bug
         if arrival.lane == CLIENT:
-            refusal = schema.Refused(arrival.peer, f"protocol error: {error}")
-            self._router.send(CLIENT, arrival.peer, encode(refusal))
-            self._close_session(arrival.peer)
+            self._refuse(arrival.peer, error)
         else:
             # Its other messages do not count: they may depend on the refused one.
             self._greeted.pop(arrival.peer, None)

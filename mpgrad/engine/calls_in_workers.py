@@ -60,8 +60,8 @@ CHUNKS_AHEAD, CHUNKS_PER_MESSAGE = 2, 64
 
 _GROWS = (
     "{name} gave a larger result when it ran again, because there had been no room for the first: "
-    "its size depends on something else than its arguments. Return less than 16 MiB, or results of "
-    "one size"
+    "its size depends on something else than its arguments. Return results of one size, or pass "
+    "what it depends on as an argument"
 )
 
 _WIRING = encode_wiring(Wiring("a call", (), (), ()))
@@ -85,15 +85,16 @@ class Request(NamedTuple):
         """The number of the branch that a worker records for it."""
         return [] if isinstance(self.call, Derivative) else [self.call.number]
 
-    def with_room(self, nbytes: int) -> Request:
-        """The same call, which gets a block for a result of so many bytes.
+    def with_room(self, nbytes: int, slot: int) -> Request:
+        """The same call, which gets a block for a result of so many bytes. The worker in ``slot``
+        has that result, unless it has let it go.
 
         Raises:
             MpgradError: it has got one, and gave a larger result than before.
         """
         if self.is_again:
             raise MpgradError(_GROWS.format(name=self.call.name))
-        return self._replace(result_nbytes=nbytes, is_again=True)
+        return self._replace(result_nbytes=nbytes, near=slot, is_again=True)
 
 
 class Chunks(Sequence[Sequence[Request]]):

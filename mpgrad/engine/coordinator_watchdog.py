@@ -11,6 +11,8 @@ from mpgrad.engine.processes import CoordinatorProcess
 WAIT_MS = 1000
 #: The number of waits after which a stopped coordinator is reported, and killed.
 NOTICE_AFTER, KILL_AFTER = 3, 30
+#: After so many waits a session asks for its graphs.
+ASK_AFTER = 10
 #: Seconds of a processor in which whatever was started in place of a coordinator must have become
 #: one. That takes a fraction of a second; another program may go on for ever.
 RUN_LIMIT_S = 30.0

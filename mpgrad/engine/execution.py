@@ -228,6 +228,11 @@ class Execution:
         """The number of CPU workers that the engine has or would have."""
         return self._options.cpu_workers
 
+    @property
+    def shm_limit(self) -> int:
+        """The bytes that the arena of the workers may hold."""
+        return self._options.shm_limit
+
     def blas_limit(self) -> AbstractContextManager[None]:
         """BLAS with the number of threads that workers have."""
         return blas_limit(self._options.blas_threads)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 from mpgrad.autograd.running.deferred_interrupts import Interrupts
 from mpgrad.base.handles import Block, is_counted
 from mpgrad.base.hook_for_tests import hooked
-from mpgrad.engine.coordinator_watchdog import WAIT_MS, CoordinatorWatchdog
+from mpgrad.engine.coordinator_watchdog import ASK_AFTER, WAIT_MS, CoordinatorWatchdog
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.errors import (
     CoordinatorLost,
@@ -74,6 +74,8 @@ class Session:
         self._state = ClientState(peer)
         self._dealer: Dealer = hooked("client", coordinator.endpoint.session(peer))
         self._watchdog = CoordinatorWatchdog(coordinator)
+        #: The number of waits in a row after which nothing had come.
+        self._silent = 0
         #: The number of frames from the coordinator that break the protocol.
         self.refused_frames = 0
         #: A descriptor of its own: the engine may be closed while this session waits.
@@ -243,6 +245,10 @@ class Session:
         if patience_ms is None:
             has_come = bool(frames or readable)
             self._watchdog.note_wait(has_come=has_come, waits="" if has_come else self._waits())
+            self._silent = 0 if has_come else self._silent + 1
+            if self._silent == ASK_AFTER:
+                self._silent = 0
+                self._send(*[ev.GraphAwaited(self.peer, graph) for graph in self.running])
         replies: list[Any] = []
         try:
             messages = [decode(frame, schema.TO_CLIENT) for frame in frames]

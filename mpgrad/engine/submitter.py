@@ -247,7 +247,7 @@ class Submitter:
             self._end(number, found)
             return
         try:
-            submission.request = request.with_room(found.answer.nbytes)
+            submission.request = request.with_room(found.answer.nbytes, found.answer.slot)
         except MpgradError as error:
             self._end(number, error)
         else:

@@ -263,10 +263,10 @@ class CallsOfMap:
         requests = [request for chunk in chunks.made for request in chunk]
         placing.TIMES.observe(self.key, [one.took_us for one in answered])
         ran, lacking = dict[int, _Ran](), dict[int, Request]()
+        placing.SIZES.note(self.key, max([one.answer.nbytes for one in answered]))
         for at, one in enumerate(answered):
-            placing.SIZES.note(self.key, one.answer.nbytes)
             if one.lacks_room:
-                lacking[at] = requests[at].with_room(one.answer.nbytes)
+                lacking[at] = requests[at].with_room(one.answer.nbytes, one.answer.slot)
             else:
                 ran[at] = self._opened(first + at, one)
         if lacking:
@@ -275,14 +275,15 @@ class CallsOfMap:
             again = execution.run_calls(chunks, self.around, self.keep)
             for at, one in zip(lacking, again, strict=True):
                 if one.lacks_room:
-                    lacking[at].with_room(one.answer.nbytes)
+                    lacking[at].with_room(one.answer.nbytes, one.answer.slot)
                 ran[at] = self._opened(first + at, one)
         return [ran[at] for at in range(len(requests))]
 
     def request(self, number: int) -> Request:
         """A call, for workers."""
-        arrays = self._arrays[number]
-        return Request(self._calls[number], arrays, placing.SIZES.expected(self.key, arrays))
+        limit = current_engine().execution_for_calls().shm_limit
+        expected = placing.SIZES.expected(self.key, self._count, limit)
+        return Request(self._calls[number], self._arrays[number], expected)
 
     def _chunks(self, first: int) -> Chunks:
         """The calls from ``first`` on, for workers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -157,15 +157,15 @@ class Sizes:
     def __init__(self) -> None:
         self._nbytes: OrderedDict[str, int] = OrderedDict()
 
-    def expected(self, name: str, inputs: Sequence[Any]) -> int:
-        """The bytes to lend for a result."""
-        found = self._nbytes.get(name)
-        return sum([array.nbytes for array in inputs]) if found is None else found
+    def expected(self, name: str, calls: int, limit_bytes: int) -> int:
+        """The bytes to lend for each result of so many calls: together at most an eighth of a
+        limit, because lent memory is used memory. A call that needs more asks for it."""
+        return min(self._nbytes.get(name, 0), limit_bytes // 8 // calls)
 
     def note(self, name: str, nbytes: int) -> None:
-        """A result took that many."""
+        """The largest result of a map took that many."""
         before = self._nbytes.pop(name, 0)
-        self._nbytes[name] = max(nbytes, before - before // 16)
+        self._nbytes[name] = max(nbytes, before - before // 2)
         _shorten(self._nbytes)
 
 

@@ -21,6 +21,8 @@ class ClientState:
         self.running: list[int] = []
         #: Ended graphs that nobody has fetched yet.
         self.outcomes: dict[int, do.CompleteGraph | do.FailGraph] = {}
+        #: Results of running graphs that have come before the end, by number.
+        self._delivered: dict[int, dict[int, bytes]] = {}
         self._executing: list[tuple[int, int, int]] = []
         #: Running graphs that the caller has cancelled: none of their tasks begins any more.
         self._cancelled: set[int] = set()
@@ -53,13 +55,35 @@ class ClientState:
             reply = event.reply
             self._executing.remove((reply.graph, reply.task, reply.attempt))
             return [reply]
+        if isinstance(event, do.DeliverCaptures):
+            if event.graph not in self.running:
+                raise ProtocolError(f"results of graph {event.graph}, which is not running")
+            self._delivered.setdefault(event.graph, {}).update(event.captures)
+            return []
         if isinstance(event, do.CompleteGraph | do.FailGraph):
             if event.graph not in self.running:
                 raise ProtocolError(f"graph {event.graph} ended twice, or was never submitted")
             self.running.remove(event.graph)
             self._cancelled.discard(event.graph)
+            delivered = self._delivered.pop(event.graph, None)
+            if delivered is not None and isinstance(event, do.CompleteGraph):
+                event = _with(event, delivered)
             self.outcomes[event.graph] = event
+            return []
+        if isinstance(event, do.GraphForgotten):
+            if event.graph in self.running:
+                raise ProtocolError(f"graph {event.graph}, which it has lost")
             return []
         if isinstance(event, do.CancelGraph):
             return []  # a task that has begun is always finished and answered
         raise InvariantViolated(f"a client cannot handle {type(event).__name__}")
+
+
+def _with(end: do.CompleteGraph, delivered: dict[int, bytes]) -> do.CompleteGraph:
+    """``end`` with the results that have come before it."""
+    captures = list(end.captures)
+    for number, capture in delivered.items():
+        if not 0 <= number < len(captures) or captures[number] is not None:
+            raise ProtocolError(f"result {number} of graph {end.graph} came twice, or is not one")
+        captures[number] = capture
+    return end._replace(captures=tuple(captures))

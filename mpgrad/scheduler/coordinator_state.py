@@ -15,6 +15,7 @@
          |<------------------------------ |  CancelGraph                   |
          |  NodeTaskDone or -Failed       |  (answer: NodeTaskDropped)     |
          | ------------------------------>| ------------------------------>|
+         |  DeliverCaptures, then         |                                |
          |  CompleteGraph or FailGraph    |  ReleaseBlocks (to GPUs)       |
          |<------------------------------ | ------------------------------>|
          | GraphCancelled, BlocksReleased |  OutputEmitted, BlocksReleased |
@@ -87,6 +88,7 @@ class CoordinatorState(TaskFlow):
             ev.GraphSubmitted: self._on_graph_submitted,
             ev.GraphExtended: self._on_graph_extended,
             ev.GraphCancelled: self._on_graph_cancelled,
+            ev.GraphAwaited: self._on_graph_awaited,
             ev.BlocksReleased: self._on_blocks_released,
             ev.BranchesReleased: self._on_branches_released,
             ev.WorkerJoined: self._on_worker_joined,
@@ -194,6 +196,12 @@ class CoordinatorState(TaskFlow):
             self.settle(graph)
             if event.grace_ms is not None and graph.number in self.graphs:
                 self.out.append(do.SetDeadline(graph.number, event.grace_ms))
+
+    def _on_graph_awaited(self, event: ev.GraphAwaited) -> None:
+        """Say so if the graph will never end. An end that was just sent comes before this."""
+        graph = self.graph_of(event.peer, event.graph)
+        if self.membership.get(event.peer) is not None and (graph is None or graph.is_stuck):
+            self.out.append(do.GraphForgotten(event.peer, event.graph))
 
     def _on_deadline_passed(self, event: ev.DeadlinePassed) -> None:
         """The deadline of a cancelled graph has passed: kill the workers that still hold its tasks.
@@ -411,8 +419,19 @@ def _without_many_tasks(event: Any) -> Any:
     return event._replace(tasks=event.tasks[:TASKS_KEPT])
 
 
+def _without_many_bytes(event: ev.NodeTaskDone) -> ev.NodeTaskDone:
+    outputs = event.outputs
+    if len(outputs) <= TASKS_KEPT:
+        inline = [len(ref) for ref in outputs if type(ref) is bytes]
+        if sum(inline) <= TASKS_KEPT * BYTES_KEPT:
+            return event
+    return event._replace(outputs=())
+
+
 #: How an event is kept that may be large.
 _SHORTEN: dict[type[Any], Callable[[Any], Any]] = {
+    ev.NodeTaskDone: _without_many_bytes,
+    ev.NodeTaskProgress: lambda event: event._replace(outputs=()),
     ev.GraphSubmitted: _without_many_tasks,
     ev.GraphExtended: _without_many_tasks,
     ev.NodeTaskFailed: lambda event: event._replace(error=event.error[:BYTES_KEPT]),

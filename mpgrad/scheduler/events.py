@@ -70,6 +70,13 @@ class GraphCancelled(NamedTuple):
     grace_ms: int | None = None
 
 
+class GraphAwaited(NamedTuple):
+    """The caller has heard nothing for a long time, and waits for the end of this graph."""
+
+    peer: str
+    graph: int
+
+
 class BlocksReleased(NamedTuple):
     """The last view of each of these blocks has died at ``peer`` (client or worker)."""
 

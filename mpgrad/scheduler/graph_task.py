@@ -168,6 +168,9 @@ class GraphTask:
     depth: int
     #: The results, None until captured (or for an undefined gradient).
     captures: list[GradientRef]
+    #: The numbers of those that lie inside messages and have not been told, and their bytes.
+    inline: list[int] = field(default_factory=list)
+    inline_nbytes: int = 0
     phase: GraphPhase = GraphPhase.RUNNING
     #: True once the last message of tables has arrived; before that it cannot complete.
     is_whole: bool = False
@@ -234,6 +237,9 @@ class GraphTask:
         """Accept a contribution; True if it makes the task ready."""
         if task == CAPTURE:
             self.captures[slot] = ref
+            if type(ref) is bytes:
+                self.inline.append(slot)
+                self.inline_nbytes += len(ref)
             return False
         if task >= len(self.specs):
             return self._comes_early(task, slot, place, ref)
@@ -242,6 +248,17 @@ class GraphTask:
             buffer = self.buffers[task] = InputBuffer.empty(self.specs[task].places)
         buffer.fill(slot, place, ref)
         return self._count_down(task)
+
+    def take_inline(self) -> tuple[tuple[int, bytes], ...]:
+        """The results that lie inside messages, by number; they are not kept any longer."""
+        taken = []
+        for slot in self.inline:
+            capture, self.captures[slot] = self.captures[slot], None
+            assert isinstance(capture, bytes)
+            taken.append((slot, capture))
+        self.inline.clear()
+        self.inline_nbytes = 0
+        return tuple(taken)
 
     def unlock(self, task: int) -> bool:
         """Remove one dependency; True if that makes the task ready."""
@@ -310,6 +327,12 @@ class GraphTask:
             and self.is_whole
             and self.outstanding_tasks == self.skipped
         )
+
+    @property
+    def is_stuck(self) -> bool:
+        """True when no event can make it go on, which a right table never reaches."""
+        is_running = self.phase is GraphPhase.RUNNING
+        return is_running and self.is_whole and self.outstanding_tasks == 0
 
     @property
     def is_complete(self) -> bool:

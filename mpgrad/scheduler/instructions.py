@@ -68,8 +68,20 @@ class ShutDown(NamedTuple):
 # ----------------------------------------------------------------------- to the client
 
 
+class DeliverCaptures(NamedTuple):
+    """Some results of a graph that still runs, by number: together they would be too long a message
+    at its end."""
+
+    peer: str
+    graph: int
+    captures: tuple[tuple[int, bytes], ...]
+
+
 class CompleteGraph(NamedTuple):
-    """Every task is done; ``captures`` are the results in the order that the client gave."""
+    """Every task is done; ``captures`` are the results in the order that the client gave.
+
+    None stands for an undefined gradient, and for what was delivered before.
+    """
 
     peer: str
     graph: int
@@ -95,6 +107,13 @@ class FailGraph(NamedTuple):
     task: int
     error: bytes
     step: int = 0
+
+
+class GraphForgotten(NamedTuple):
+    """The graph that the session waits for is not known, or cannot go on: a bug."""
+
+    peer: str
+    graph: int
 
 
 class ForwardOutput(NamedTuple):
@@ -141,7 +160,15 @@ class StopProcess(NamedTuple):
 
 Reply: TypeAlias = NodeTaskDone | NodeTaskFailed | NodeTaskDropped
 ToWorker: TypeAlias = DispatchNodeTask | CancelGraph | ReleaseBlocks | ReleaseBranches | ShutDown
-ToClient: TypeAlias = DispatchNodeTask | CancelGraph | CompleteGraph | FailGraph | ForwardOutput
+ToClient: TypeAlias = (
+    DispatchNodeTask
+    | CancelGraph
+    | DeliverCaptures
+    | CompleteGraph
+    | FailGraph
+    | GraphForgotten
+    | ForwardOutput
+)
 CoordinatorInstruction: TypeAlias = ToWorker | ToClient | StartWorker | FenceWorker | SetDeadline
 WorkerInstruction: TypeAlias = (
     Reply | ReleaseBlocks | ReleaseBranches | ExecuteNodeTask | StopProcess

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from mpgrad.base.handles import Block, GradientRef, is_counted
+from mpgrad.base.handles import MESSAGE_PART_BYTES, Block, GradientRef, is_counted
 from mpgrad.errors import InvariantViolated, ProtocolError, SharedMemoryExhausted
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
@@ -45,6 +45,8 @@ class TaskFlow:
         self.unavailable: str | None = None
         #: The instructions since the last event, in order; empty between two events.
         self.out: list[do.CoordinatorInstruction] = []
+        #: See ``MESSAGE_PART_BYTES``.
+        self.message_part_bytes = MESSAGE_PART_BYTES
 
     # ------------------------------------------------------------------ the life of a graph
 
@@ -278,6 +280,9 @@ class TaskFlow:
             self.leases.hold(ref)
             if graph.deliver(output.task, output.slot, output.place, ref):
                 self.enqueue(graph, [output.task])
+            if graph.inline_nbytes > self.message_part_bytes:
+                told = graph.take_inline()
+                self.out.append(do.DeliverCaptures(graph.owner, graph.owner_number, told))
 
     def _adopt(
         self,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 #: Kind of an OutputEmitted by which a worker asks to be replaced, because user code has changed
 #: the state of its process.
@@ -85,6 +85,7 @@ MESSAGES: dict[int, type[Any]] = {
     12: ev.GraphCancelled,
     13: ev.BlocksReleased,
     14: ev.BranchesReleased,
+    15: ev.GraphAwaited,
     20: ev.NodeTaskDone,
     21: ev.NodeTaskFailed,
     22: ev.NodeTaskDropped,
@@ -98,6 +99,8 @@ MESSAGES: dict[int, type[Any]] = {
     40: do.CompleteGraph,
     41: do.FailGraph,
     42: do.ForwardOutput,
+    43: do.DeliverCaptures,
+    44: do.GraphForgotten,
 }
 
 #: The messages that each side may send; any other is a ProtocolError.
@@ -110,6 +113,7 @@ FROM_CLIENT = (
     ev.GraphCancelled,
     ev.BlocksReleased,
     ev.BranchesReleased,
+    ev.GraphAwaited,
     ev.NodeTaskDone,
     ev.NodeTaskFailed,
     ev.NodeTaskDropped,
@@ -127,8 +131,10 @@ TO_CLIENT = (
     Processes,
     do.DispatchNodeTask,
     do.CancelGraph,
+    do.DeliverCaptures,
     do.CompleteGraph,
     do.FailGraph,
+    do.GraphForgotten,
     do.ForwardOutput,
 )
 FROM_WORKER = (

@@ -33,8 +33,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 #: Each tensor among the bytes of a result starts at a multiple of this.
 ALIGNMENT = 64
-#: The bytes of a result that may travel inside the message.
-INLINE_BYTES_MAX = 16 << 20
+#: The bytes of a result that may travel inside the message although a block was expected.
+INLINE_BYTES_MAX = 64 << 10
 
 
 _WRITTEN = (
@@ -74,7 +74,8 @@ class CallRunner:
         written = self._memory.diverted_bytes()
         call = rule if isinstance(rule, CallRule) else rule.call
         before = self._digests(call) if written else []
-        branch = self._run(rule)
+        kept = BRANCHES.get(rule.number) if isinstance(rule, CallRule) else None
+        branch = self._run(rule) if kept is None else kept
         if self._memory.diverted_bytes() > written:
             what = self._differing(call, before)
             raise RuntimeError(_WRITTEN.format(name=unpack_text(call.name), what=what))
@@ -95,9 +96,12 @@ class CallRunner:
             self._slot,
         )
         data = self._write(parts, nbytes, blocks[1])
-        # Otherwise the call comes again.
-        if is_recorded and isinstance(rule, CallRule) and (data is not None or not nbytes):
-            BRANCHES.put(rule.number, branch, rule.seed)
+        if isinstance(rule, CallRule):
+            lacks_room = data is None and nbytes > 0  # the call comes again
+            if kept is None and (is_recorded or lacks_room):
+                BRANCHES.put(rule.number, branch, rule.seed)
+            elif kept is not None and not (is_recorded or lacks_room):
+                BRANCHES.drop(rule.number)
         return (msgspec.msgpack.encode(answer), data), nbytes
 
     def _digests(self, rule: CallRule) -> list[int]:

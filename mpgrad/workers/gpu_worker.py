@@ -27,7 +27,7 @@ from mpgrad.devices.device_roster import ExporterLost
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.wire.programs import InlineArray, PackedArray
 from mpgrad.wire.setup import WorkerSetup
-from mpgrad.workers.task import Publication, Report
+from mpgrad.workers.publication import Publication, Report
 from mpgrad.workers.worker_memory import WorkerMemory
 
 #: The exit status of a worker with a broken CUDA context, in which every later call would fail.

@@ -20,8 +20,9 @@ from mpgrad.wire.output_record import STDOUT, text_of
 from mpgrad.wire.schema import SPOILED
 from mpgrad.wire.setup import WorkerSetup
 from mpgrad.workers.captured_output import OutputForwarder
+from mpgrad.workers.publication import Publication
 from mpgrad.workers.soundness import Soundness
-from mpgrad.workers.task import Publication, TaskRunner
+from mpgrad.workers.task import TaskRunner
 from mpgrad.workers.worker import Reply
 from mpgrad.workers.worker_memory import WorkerMemory
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import mpgrad as mg
-from mpgrad.errors import CoordinatorLost, InvariantViolated, WorkerLost
+from mpgrad.engine import coordinator_watchdog, session
+from mpgrad.errors import CoordinatorLost, InvariantViolated, ProtocolError, WorkerLost
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.scheduler.instructions import CompleteGraph
 from tests.python_path import path_to
@@ -31,6 +32,10 @@ if "mpgrad.coordinator" in sys.orig_argv:
 
     if "{where}" == "coordinator":
         GraphTask.finish = wrong
+    if "{where}" == "memory of the coordinator":
+        from mpgrad.scheduler.coordinator_state import CoordinatorState
+
+        CoordinatorState.complete = CoordinatorState._forget
 elif "mpgrad.workers" in sys.orig_argv and "{where}" == "worker":
     from mpgrad.workers.task import TaskRunner
 
@@ -74,6 +79,18 @@ def test_a_bug_in_the_coordinator(plant, capfd: pytest.CaptureFixture[str]) -> N
         "GraphSubmitted"
     ] * 2
     assert events[-1].startswith("NodeTaskDone(peer='w0.1', graph=1")
+
+
+def test_a_graph_that_is_lost_is_an_error(plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for ever for the end of a graph that the coordinator does not know."""
+    monkeypatch.setattr(coordinator_watchdog, "WAIT_MS", 10)
+    monkeypatch.setattr(session, "WAIT_MS", 10)
+    plant("memory of the coordinator")
+    with mg.Engine("process", cpu_workers=1):
+        with pytest.raises(ProtocolError, match="which it has lost"):
+            backward()
+        with pytest.raises(ProtocolError, match="which it has lost"):
+            mg.parallel_map(abs, [1, 2])
 
 
 def test_a_bug_in_a_worker(plant, capfd: pytest.CaptureFixture[str]) -> None:

@@ -57,3 +57,40 @@ def test_a_task_that_comes_after_the_cancellation_is_not_run(core: ClientState) 
     core.handle_event(ev.GraphCancelled(PEER, 4))
     task = do.DispatchNodeTask(PEER, 9, 2, 1, 4, 0, (0, 0), (), ())
     assert core.handle_event(task) == [ev.NodeTaskDropped(PEER, 9, 2, 1)]
+
+
+def test_results_that_come_before_the_end_belong_to_it(core: ClientState) -> None:
+    assert core.handle_event(do.DeliverCaptures(PEER, 4, ((2, b"c"), (0, b"a")))) == []
+    assert core.handle_event(do.DeliverCaptures(PEER, 4, ((3, b"d"),))) == []
+    core.handle_event(END._replace(captures=(None, b"b", None, None)))
+    assert core.outcomes[4].captures == (b"a", b"b", b"c", b"d")
+
+
+def test_results_of_a_graph_that_fails_are_forgotten(core: ClientState) -> None:
+    core.handle_event(do.DeliverCaptures(PEER, 4, ((0, b"a"),)))
+    end = do.FailGraph(PEER, 4, "error", 0, b"boom")
+    core.handle_event(end)
+    assert core.outcomes == {4: end}
+    core.handle_event(ev.GraphSubmitted(PEER, 5, 0, (), (), 1))
+    core.handle_event(END._replace(graph=5, captures=(b"new",)))
+    assert core.outcomes[5].captures == (b"new",)
+
+
+@pytest.mark.parametrize("captures", [(b"b",), ()], ids=["twice", "none of its own"])
+def test_a_result_comes_once(core: ClientState, captures: tuple[bytes, ...]) -> None:
+    core.handle_event(do.DeliverCaptures(PEER, 4, ((0, b"a"),)))
+    with pytest.raises(ProtocolError, match="result 0 of graph 4"):
+        core.handle_event(END._replace(captures=captures))
+
+
+def test_results_of_a_graph_that_has_ended_are_refused(core: ClientState) -> None:
+    core.handle_event(END)
+    with pytest.raises(ProtocolError, match="graph 4, which is not running"):
+        core.handle_event(do.DeliverCaptures(PEER, 4, ((0, b"a"),)))
+
+
+def test_a_graph_that_the_coordinator_has_lost(core: ClientState) -> None:
+    with pytest.raises(ProtocolError, match="graph 4, which it has lost"):
+        core.handle_event(do.GraphForgotten(PEER, 4))
+    core.handle_event(END)  # it was on its way when the question was asked
+    assert core.handle_event(do.GraphForgotten(PEER, 4)) == []

@@ -99,6 +99,45 @@ def test_a_chain_of_two_tasks(core: Core) -> None:
     assert statistics_of(core)._replace(workers=0, sessions=0) == (0,) * 6
 
 
+def test_many_results_inside_messages_do_not_wait_for_the_end(core: Core) -> None:
+    core.message_part_bytes = 10
+    outputs = [to(CAPTURE, slot) for slot in range(4)]
+    [first] = core.submit(task(to(1), *outputs[:3]), task(outputs[3], position=1), captures=4)
+    progress = ev.NodeTaskProgress(first.peer, first.graph, 0, 1, ((1, b"12345"),))
+    assert core.handle_event(progress) == []
+    told, second = core.done(first, b"", None, b"123", b"abc")
+    assert told == do.DeliverCaptures(CLIENT, 0, ((0, b"12345"), (1, b"123"), (2, b"abc")))
+    [end] = core.done(second, b"last")
+    assert end.captures == (None, None, None, b"last")
+
+
+def test_results_of_a_cancelled_graph_are_not_delivered(core: Core) -> None:
+    core.message_part_bytes = 0
+    [first] = core.submit(task(to(CAPTURE)))
+    assert kinds(core.handle_event(ev.GraphCancelled(CLIENT, 0))) == ["CancelGraph"]
+    assert kinds(core.done(first, b"result")) == ["FailGraph"]
+
+
+def test_who_waits_for_a_graph_hears_that_it_will_never_end(core: Core) -> None:
+    [first] = core.submit(task(to(CAPTURE)))
+    assert core.handle_event(ev.GraphAwaited(CLIENT, 0)) == []
+    core.graphs[first.graph].outstanding_tasks -= 1
+    stuck = CoordinatorState.handle_event(core, ev.GraphAwaited(CLIENT, 0))
+    assert stuck == [do.GraphForgotten(CLIENT, 0)]
+    core.graphs[first.graph].outstanding_tasks += 1
+    core.done(first, b"")
+    assert core.handle_event(ev.GraphAwaited(CLIENT, 0)) == [do.GraphForgotten(CLIENT, 0)]
+
+
+def test_large_replies_are_not_kept_with_the_last_events(core: Core) -> None:
+    [first] = core.submit(task(to(CAPTURE)))
+    core.done(first, bytes(1 << 20))
+    assert core.last_events[-1].outputs == ()
+    [first] = core.submit(task(to(CAPTURE)), name=1)
+    core.done(first, b"small")
+    assert core.last_events[-1].outputs == (b"small",)
+
+
 def test_what_the_caller_computes_meanwhile_is_a_late_seed(core: Core) -> None:
     """Task 0 is the caller's. Task 2 waits for it, and comes before task 1 in serial order."""
     tasks = task(to(2)), task(to(CAPTURE), position=5), task(to(CAPTURE, 1), position=3)

@@ -44,6 +44,9 @@ SAMPLES = [
     ),
     do.CancelGraph("w0.1", 1),
     do.ShutDown("w0.1"),
+    do.DeliverCaptures("c1.0", 1, ((0, b"one"), (3, b""))),
+    ev.GraphAwaited("c1.0", 1),
+    do.GraphForgotten("c1.0", 1),
     do.CompleteGraph(
         "c1.0",
         1,
