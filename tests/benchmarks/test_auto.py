@@ -39,7 +39,7 @@ def test_each_step_of_auto_is_shown() -> None:
 @pytest.mark.process
 def test_natural_programs_run_as_loops_and_as_maps() -> None:
     pytest.importorskip("scipy")
-    done = run("memo, loop", "memo, map", "--steps", "2")
+    done = run("memo, loop", "memo, map", "--steps", "5")
     assert (done.returncode, done.stderr) == (0, "")
     rows = [re.split(r" {2,}", row)[0] for row in done.stdout.splitlines()[-4:]]
     assert rows == ["memo, loop", "memo, loop", "memo, map", "memo, map"]
