@@ -4,6 +4,7 @@ python examples/both_passes/hmc.py [samples of a chain]
 """
 
 import sys
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +59,20 @@ def run_chain(rng, step=0.1, leaps=8):
     return Chain(np.array(samples), accepted)
 
 
-chains = mg.parallel_map(run_chain, np.random.default_rng(0).spawn(CHAINS))
+def run_chains():
+    return mg.parallel_map(run_chain, np.random.default_rng(0).spawn(CHAINS))
+
+
+chains = run_chains()
 for number, chain in enumerate(chains):
     print(f"chain {number}  accepted {chain.accepted}  mean {chain.samples.mean(0).round(10)}")
 print("type of a chain:", type(chains[0]).__name__, isinstance(chains[0], Chain))
+
+for mode in ("local", "process"):
+    with mg.Engine(mode):
+        times = []
+        for _ in range(3):
+            started = time.perf_counter()
+            run_chains()
+            times.append(time.perf_counter() - started)
+    print(f"four chains in {mode}: {1e3 * min(times):.0f} ms")

@@ -7,6 +7,7 @@ python examples/both_passes/soft_dtw.py [length of a series]
 
 import math
 import sys
+import time
 
 import numpy as np
 
@@ -18,10 +19,11 @@ LENGTH = int(sys.argv[1]) if len(sys.argv) > 1 else 50
 
 
 def soft_min(values, gamma):
+    """The soft minimum, and its derivatives by the values."""
     low = min(values)
-    if low == math.inf:
-        return low
-    return low - gamma * math.log(sum(math.exp((low - v) / gamma) for v in values))
+    weights = [math.exp((low - v) / gamma) for v in values]
+    total = sum(weights)
+    return low - gamma * math.log(total), [weight / total for weight in weights]
 
 
 class SoftDTWFunction(mg.Function):
@@ -31,28 +33,27 @@ class SoftDTWFunction(mg.Function):
     def forward(ctx, distances, gamma):
         d = distances.tolist()
         n, m = len(d), len(d[0])
-        r = [[math.inf] * (m + 2) for _ in range(n + 2)]
+        r = [[math.inf] * (m + 1) for _ in range(n + 1)]
         r[0][0] = 0.0
-        for i in range(1, n + 1):
-            for j in range(1, m + 1):
-                r[i][j] = d[i - 1][j - 1] + soft_min(
-                    (r[i - 1][j - 1], r[i - 1][j], r[i][j - 1]), gamma
-                )
-        ctx.d, ctx.r, ctx.gamma = d, r, gamma
+        ctx.weights = [[None] * m for _ in range(n)]
+        for i in range(n):
+            for j in range(m):
+                before = r[i][j], r[i][j + 1], r[i + 1][j]
+                low, ctx.weights[i][j] = soft_min(before, gamma)
+                r[i + 1][j + 1] = d[i][j] + low
         return distances.new_tensor(r[n][m])
 
     @staticmethod
     def backward(ctx, grad):
-        d, r, gamma = ctx.d, ctx.r, ctx.gamma
-        n, m = len(d), len(d[0])
-        e = [[0.0] * (m + 2) for _ in range(n + 2)]
+        n, m = len(ctx.weights), len(ctx.weights[0])
+        e = [[0.0] * (m + 1) for _ in range(n + 1)]
         e[n][m] = 1.0
-        for i in range(n, 0, -1):
-            for j in range(m, 0, -1):
-                for a, b in ((i + 1, j), (i, j + 1), (i + 1, j + 1)):
-                    if a <= n and b <= m:
-                        e[i][j] += e[a][b] * math.exp((r[a][b] - r[i][j] - d[a - 1][b - 1]) / gamma)
-        return grad * grad.new_tensor([row[1:-1] for row in e[1:-1]]), None
+        for i in reversed(range(n)):
+            for j in reversed(range(m)):
+                places = (i, j), (i, j + 1), (i + 1, j)
+                for (a, b), weight in zip(places, ctx.weights[i][j], strict=True):
+                    e[a][b] += e[i + 1][j + 1] * weight
+        return grad * grad.new_tensor([row[1:] for row in e[1:]]), None
 
 
 class SoftDTW(nn.Module):
@@ -81,10 +82,25 @@ loader = DataLoader(TensorDataset(series, targets), batch_size=8, shuffle=True, 
 model = nn.Sequential(nn.Linear(LENGTH, 32), nn.ReLU(), nn.Linear(32, LENGTH))
 criterion = SoftDTW()
 optimizer = mg.optim.Adam(model.parameters(), lr=1e-3)
+
+
+def train(x, y):
+    optimizer.zero_grad()
+    loss = criterion(model(x), y).mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
 for epoch in range(2):
     for x, y in loader:
-        optimizer.zero_grad()
-        loss = criterion(model(x), y).mean()
-        loss.backward()
-        optimizer.step()
-        print(f"epoch {epoch}  loss {loss.item():.6g}")
+        print(f"epoch {epoch}  loss {train(x, y):.6g}")
+
+for mode in ("local", "process"):
+    with mg.Engine(mode):
+        times = []
+        for _ in range(3):
+            started = time.perf_counter()
+            train(series[:8], targets[:8])
+            times.append(time.perf_counter() - started)
+    print(f"a step in {mode}: {1e3 * min(times):.0f} ms")

@@ -17,6 +17,7 @@ from mpgrad.ops.promotion import cast
 from mpgrad.ops.shape import contiguous
 from mpgrad.tensors.accumulate_grad import AccumulateGrad
 from mpgrad.tensors.gradient_edge import GradientEdge
+from mpgrad.tensors.of_pytorch import is_of_pytorch, kind_of, mend
 from mpgrad.tensors.tensor import Tensor, gradient_metadata, recorded_edge
 
 #: The edges whose gradients are captured, and their sinks; see ``freeze``.
@@ -66,8 +67,10 @@ def seed_tuple(grads: Any, count: int) -> tuple[Any, ...]:
     """
     if grads is None:
         return (None,) * count
-    if not isinstance(grads, Iterable):
-        raise TypeError(f"gradients can be either Tensors or None, but got {type(grads).__name__}")
+    if not isinstance(grads, Iterable) or is_of_pytorch(grads):
+        raise TypeError(
+            f"gradients can be either Tensors or None, but got {kind_of(grads)}{mend(grads)}"
+        )
     seeds = as_tuple(grads)
     if len(seeds) != count:
         raise RuntimeError(f"got {count} tensors and {len(seeds)} gradients")

@@ -10,6 +10,7 @@ import numpy as np
 from mpgrad.ops.creation import as_tensor, tensor
 from mpgrad.ops.shape import stack
 from mpgrad.tensors import storage
+from mpgrad.tensors.of_pytorch import is_of_pytorch
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -38,6 +39,12 @@ def default_collate(samples: Sequence[Any]) -> Any:
         return {key: default_collate([sample[key] for sample in samples]) for key in first}
     if isinstance(first, Sequence):
         return _collate_rows(samples)
+    if is_of_pytorch(first):
+        raise TypeError(
+            "default_collate: the dataset gives tensors of PyTorch, and batches are mpgrad's: let "
+            "the dataset return tensor.numpy(), or give the DataLoader "
+            "collate_fn=torch.utils.data.default_collate for batches of PyTorch"
+        )
     raise TypeError(
         "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found "
         f"{type(first).__name__}. Give the DataLoader a collate_fn that knows it."

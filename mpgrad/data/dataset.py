@@ -13,6 +13,7 @@ import numpy as np
 from mpgrad.data.collate import default_collate
 from mpgrad.ops.indexing import index_select
 from mpgrad.ops.random import randperm
+from mpgrad.tensors.of_pytorch import is_of_pytorch, mixed
 from mpgrad.tensors.tensor import Tensor
 
 T_co = TypeVar("T_co", covariant=True)
@@ -78,10 +79,13 @@ class TensorDataset(Dataset):
     """Sample k is the k-th row of each tensor.
 
     Raises:
+        TypeError: they are tensors of PyTorch.
         ValueError: there are no tensors, or their first dimensions differ.
     """
 
     def __init__(self, *tensors: Tensor) -> None:
+        if is_of_pytorch(tensors):
+            raise mixed("TensorDataset")
         lengths = [tensor.shape[0] if tensor.ndim else None for tensor in tensors]
         if not tensors or None in lengths or len(set(lengths)) != 1:
             raise ValueError(f"Size mismatch between tensors: first dimensions are {lengths}")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpgrad.base.thread_state import PerThread
+from mpgrad.tensors.of_pytorch import mixed
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -28,8 +29,14 @@ def default_torch_function(
 ) -> Any:
     """Run ``func`` without overrides; the default of ``super().__torch_function__``.
 
-    PyTorch calls it, too, for a function of its own that is given a Tensor: nothing takes that.
+    PyTorch calls it, too, for a function of its own that is given a Tensor.
+
+    Raises:
+        TypeError: it is one of PyTorch, and no other class could take the Tensor.
     """
+    module = getattr(func, "__module__", None) or "torch"
+    if module.partition(".")[0] == "torch" and all(issubclass(kind, Tensor) for kind in types):
+        raise mixed(f"torch's {getattr(func, '__name__', func)}()")
     if not (getattr(func, "__module__", None) or "").startswith("mpgrad.") or not all(
         issubclass(cls, kind) for kind in types
     ):

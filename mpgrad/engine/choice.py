@@ -21,6 +21,7 @@ from statistics import median_low
 from typing import Literal, NamedTuple, TypeAlias
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.base.duration_text import duration
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan_tables import Plan
@@ -63,7 +64,7 @@ def too_small(frozen: FrozenGraph, workers: int, message_us: float) -> Choice | 
     messages_us = tuning.BACKWARD_MESSAGES * message_us
     least_us = messages_us + (work_us - messages_us) / workers
     if least_us * tuning.MARGIN >= work_us:
-        return Choice("local", f"only {work_us:.0f} us of work")
+        return Choice("local", f"only {duration(work_us)} of work")
     return None
 
 
@@ -76,7 +77,7 @@ def too_serial(frozen: FrozenGraph, message_us: float) -> Choice | None:
     chain_us = serial_us(frozen.spec, message_us)
     if (tuning.BACKWARD_MESSAGES * message_us + chain_us) * tuning.MARGIN < work_us:
         return None
-    return Choice("local", f"{chain_us:.0f} of {work_us:.0f} us of work are one chain")
+    return Choice("local", f"{duration(chain_us)} of {duration(work_us)} of work are one chain")
 
 
 def predict(planned: Plan, workers: int, message_us: float) -> Prediction:
@@ -182,8 +183,8 @@ class Experience:
         modes: tuple[Mode, Mode] = ("process", "local") if is_faster else ("local", "process")
         mode, other = modes
         reason = (
-            f"workers would take about {expected.process:.0f} us, "
-            f"this process {expected.local:.0f} us"
+            f"workers would take about {duration(expected.process)}, "
+            f"this process {duration(expected.local)}"
         )
         can_try = other == "local" or has_workers
         if can_try and self._is_due(mode, other, predicted, expected, shapes):

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from mpgrad.autograd.function import Function
+from mpgrad.base.duration_text import duration
 from mpgrad.engine.placement import Placed
 from mpgrad.shipping.attributes import look_at
 from mpgrad.shipping.contents import fingerprint
@@ -49,8 +50,8 @@ def dear_comparisons(placed: Placed, work_us: float) -> list[str]:
             continue
         dearest = max(times, key=times.__getitem__)
         lines.append(
-            f"{function.__qualname__}: comparing what it reads takes {total / 1e3:.2f} ms of "
-            f"{work_us / 1e3:.2f} ms of work, most of it {dearest}. "
+            f"{function.__qualname__}: comparing what it reads takes {duration(total)} of "
+            f"{duration(work_us)} of work, most of it {dearest}. "
             f"{_ON_CTX if dearest.startswith('`ctx.') else _BY_NAME}"
         )
     return lines

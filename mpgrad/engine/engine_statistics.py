@@ -56,7 +56,7 @@ class ArenaStatistics:
     limit_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EngineStatistics:
     """What an engine has done so far.
 
@@ -109,6 +109,8 @@ class EngineStatistics:
             f"{name:<{width}}  {value:,}" if isinstance(value, int) else f"{name:<{width}}  {value}"
             for name, value in shown
         )
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """For notebooks."""

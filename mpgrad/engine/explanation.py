@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from mpgrad.autograd.freezing.costs import is_measured
 from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.base.duration_text import duration
 from mpgrad.base.html_text import html_table, preformatted
 from mpgrad.engine.comparing import dear_comparisons
 from mpgrad.engine.graph_picture import Box, GraphPicture
@@ -55,9 +56,9 @@ class ReasonGroup(NamedTuple):
         return ", ".join([*shown, f"{more} more names"] if more > 0 else shown)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
-    """What a backward would do; print it.
+    """What a backward would do. It shows itself in every prompt, and with a picture in notebooks.
 
     Attributes:
         mode: "local" or "process", as the engine would choose now.
@@ -95,17 +96,19 @@ class Explanation:
         for group in self.groups():
             lines.append(
                 f"{len(group.nodes):>5} in {_place(group.where, len(group.nodes))}, "
-                f"{group.cost_us / 1000:.2f} ms: {group.reason}"
+                f"{duration(group.cost_us)}: {group.reason}"
             )
             lines.append(f"      {group.names}")
         return "\n".join([*lines, *self.notes, *self._source()])
+
+    __repr__ = __str__
 
     def table(self) -> str:
         """A line for each Node, in the order of the serial engine."""
         width = max((len(node.name) for node in self.nodes), default=4)
         rows = [
             f"{node.name:<{width}}  task {node.task:>4}  {node.where:<6}  "
-            f"{node.cost_us:>10.1f} us  {node.reason}"
+            f"{duration(node.cost_us):>7}  {node.reason}"
             for node in self.nodes
         ]
         return "\n".join([*self._head(), *rows, *self.notes, *self._source()])
@@ -116,8 +119,8 @@ class Explanation:
         assumed = f" (assumed: {what} not run yet)" if self.unmeasured else ""
         return [
             f"{nodes} node{'s'[: nodes != 1]} in {tasks} task{'s'[: tasks != 1]}, "
-            f"{self.work_us / 1000:.2f} ms of work, critical path "
-            f"{self.critical_path_us / 1000:.2f} ms{assumed}",
+            f"{duration(self.work_us)} of work, critical path "
+            f"{duration(self.critical_path_us)}{assumed}",
             f"mode: {self.mode} ({self.reason})",
         ]
 
@@ -144,7 +147,7 @@ class Explanation:
 
     def _picture(self) -> GraphPicture:
         boxes = [
-            Box(node.name, f"{node.where}, task {node.task}, {node.cost_us:.0f} us",
+            Box(node.name, f"{node.where}, task {node.task}, {duration(node.cost_us)}",
                 node.where, node.reason)
             for node in self.nodes
         ]  # fmt: skip
@@ -171,13 +174,13 @@ class Explanation:
             (
                 group.where,
                 len(group.nodes),
-                f"{group.cost_us / 1000:.2f}",
+                duration(group.cost_us),
                 group.names,
                 group.reason,
             )
             for group in self.groups()
         ]
-        found = html_table(("where", "Nodes", "ms", "which", "why"), rows)
+        found = html_table(("where", "Nodes", "time", "which", "why"), rows)
         picture = self.to_svg() if 0 < len(self.nodes) <= DRAWN_MAX else ""
         return f"{preformatted(chr(10).join([*self._head(), *self.notes]))}{found}{picture}"
 

@@ -25,6 +25,7 @@ from mpgrad.autograd.profiling.task_times import unpack_times
 from mpgrad.autograd.running.collector import collector_held_for
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.handles import ENGINE_ARENA, Block, is_counted
+from mpgrad.base.processor_use import processor_use
 from mpgrad.engine.calls_in_workers import note_processes
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.engine_statistics import Counters
@@ -309,6 +310,12 @@ class _Profiled:
         if self._run is not None:
             self._run.plan, self._run.mode = planned, "process"
             self._run.workers = session.workers
+        self._waited_before = self._waited()
+
+    def _waited(self) -> float:
+        """The seconds that the workers have been ready to run while others had the cores."""
+        pids = self._recording.worker_pids.values()
+        return sum([processor_use(pid).waited_ns for pid in pids]) / 1e9
 
     def watched(self, messages: Iterator[T]) -> Iterator[T]:
         """``messages``; notes when the last one was made."""
@@ -349,6 +356,7 @@ class _Profiled:
         )
         if run is not None and self._waits_from is not None:
             recording.note("wait for workers", WAITING, self._waits_from, perf_counter())
+            run.core_wait = max(self._waited() - self._waited_before, 0.0)
             run.handed_bytes = handover.handed_bytes
             run.copied_bytes += handover.copied_bytes
 

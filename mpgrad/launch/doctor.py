@@ -23,6 +23,7 @@ from typing import Literal
 
 from mpgrad import __version__
 from mpgrad.base import config, machine
+from mpgrad.base.duration_text import duration
 from mpgrad.base.standard_streams import write
 
 Verdict = Literal["ok", "note", "fail"]
@@ -283,7 +284,7 @@ def _workers() -> tuple[Verdict, str]:
         (x * x).sum().backward()
     if x.grad is None or x.grad.numpy().tolist() != [2.0, 4.0, 6.0]:
         return "fail", f"d/dx of x*x at 1, 2, 3 came out as {x.grad}"
-    return "ok", f"ready after {ready * 1e3:.0f} ms; a gradient came back right"
+    return "ok", f"ready after {duration(1e6 * ready)}; a gradient came back right"
 
 
 # ------------------------------------------------------------------------------- measurements
@@ -310,13 +311,14 @@ def _break_even() -> tuple[Verdict, str]:
     from mpgrad.launch.measurements import messages
 
     found = messages(config.cpu_workers() or machine.available_cpus())
-    detail = f"a message takes {found.message_us:.0f} us"
+    detail = f"a message takes {duration(found.message_us)}"
     if found.workers < 2:
         return "note", f"{detail}; one worker is no faster than this process"
     if found.break_even_ms is None:
         return "note", f"{detail}; workers were not faster, however long the branches"
     return "ok", (
-        f"{detail}; {found.workers} workers are faster from {found.break_even_ms:g} ms a branch on"
+        f"{detail}; {found.workers} workers are faster from "
+        f"{duration(1e3 * found.break_even_ms)} a branch on"
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mpgrad.nn.module import Module
+from mpgrad.tensors.of_pytorch import kind_of
 
 
 class _Row(Module):
@@ -103,7 +104,7 @@ class Sequential(_Row):
             named = {str(k): module for k, module in enumerate(modules)}.items()  # type: ignore[assignment]
         for name, module in named:
             if not isinstance(module, Module):
-                raise TypeError(f"{type(module).__name__} is not a Module subclass")
+                raise TypeError(f"{kind_of(module)} is not a Module subclass")
             self.add_module(name, module)
 
     def forward(self, input: Any) -> Any:
@@ -208,7 +209,7 @@ class ModuleDict(Module):
 
     def __setitem__(self, key: str, module: Module) -> None:
         if not isinstance(module, Module):
-            raise TypeError(f"{type(module).__name__} is not a Module subclass")
+            raise TypeError(f"{kind_of(module)} is not a Module subclass")
         self.add_module(key, module)
 
     def __delitem__(self, key: str) -> None:

@@ -13,6 +13,7 @@ from mpgrad.nn.module_hooks import OF_ALL, HasHooks, HookedCall
 from mpgrad.nn.parameter import Buffer, Parameter
 from mpgrad.nn.state_dicts import HasStateDict
 from mpgrad.ops.creation import empty, empty_like
+from mpgrad.tensors.of_pytorch import kind_of
 from mpgrad.tensors.tensor import Tensor
 
 Self = TypeVar("Self", bound="Module")
@@ -153,7 +154,7 @@ class Module(HasHooks, HasStateDict):
             KeyError: ``name`` is taken, is empty, or has a point.
         """
         if not isinstance(module, Module) and module is not None:
-            raise TypeError(f"{type(module).__name__} is not a Module subclass")
+            raise TypeError(f"{kind_of(module)} is not a Module subclass")
         self._check_name(name, self._modules)
         self._modules[name] = module
 

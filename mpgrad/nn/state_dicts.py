@@ -12,6 +12,7 @@ from mpgrad.base.size import Size
 from mpgrad.graph.grad_modes import no_grad
 from mpgrad.graph.hooks import Hooks, RemovableHandle
 from mpgrad.nn.parameter import Parameter, is_uninitialized
+from mpgrad.tensors.of_pytorch import is_of_pytorch
 from mpgrad.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -366,9 +367,10 @@ class _Loading:
 def _mismatch(name: str, value: Any, own: Tensor) -> str:
     """Why ``value`` cannot be copied into ``own``; empty if it can."""
     if not isinstance(value, Tensor | np.ndarray):
+        what_helps = ": give its .numpy()" if is_of_pytorch(value) else ""
         return (
             f'While copying the parameter named "{name}", expected torch.Tensor or Tensor-like '
-            f"object from checkpoint but received {type(value)}"
+            f"object from checkpoint but received {type(value)}{what_helps}"
         )
     if is_uninitialized(own) or (value.shape == own.shape and not is_uninitialized(value)):
         return ""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.base.dtype import DType
+from mpgrad.tensors.of_pytorch import kind_of, mend
 from mpgrad.tensors.tensor import Tensor
 
 
@@ -28,7 +29,7 @@ def wrong_argument(
             where = f"'{name}' (position {at})" if at else f"'{name}'"
             return TypeError(
                 f"{function.__name__}(): argument {where} must be "
-                f"{_WORDS.get(kinds[0], kinds[0])}, not {type(value).__name__}"
+                f"{_WORDS.get(kinds[0], kinds[0])}, not {kind_of(value)}{mend(value)}"
             )
     return None
 

@@ -16,6 +16,7 @@ import numpy as np
 from mpgrad.base.dtype import DEFAULTS, DType, default_float
 from mpgrad.dispatch.operator_call import call
 from mpgrad.graph.registry import operator
+from mpgrad.tensors.of_pytorch import kind_of, mend
 from mpgrad.tensors.tensor import Tensor
 
 _CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
@@ -61,7 +62,9 @@ def as_operand(value: Any) -> Any:
         return value.item()
     if isinstance(value, int | float | complex):
         return value
-    raise TypeError(f"expected a Tensor, a NumPy array or a number, but got {type(value).__name__}")
+    raise TypeError(
+        f"expected a Tensor, a NumPy array or a number, but got {kind_of(value)}{mend(value)}"
+    )
 
 
 def stored(value: Any, dtype: np.dtype[Any]) -> Any:

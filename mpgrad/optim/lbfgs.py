@@ -52,7 +52,7 @@ class LBFGS(Optimizer):
         options = {
             "lr": lr,
             "max_iter": max_iter,
-            "max_eval": max_iter * 5 // 4 if max_eval is None else max_eval,
+            "max_eval": max_eval,
             "tolerance_grad": tolerance_grad,
             "tolerance_change": tolerance_change,
             "history_size": history_size,
@@ -65,6 +65,8 @@ class LBFGS(Optimizer):
             raise ValueError("LBFGS doesn't support per-parameter options (parameter groups)")
         if not group["lr"] >= 0.0:
             raise ValueError(f"Invalid learning rate: {group['lr']}")
+        if group["max_eval"] is None:
+            group["max_eval"] = self.defaults["max_eval"] = group["max_iter"] * 5 // 4
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make up to ``max_iter`` iterations.
@@ -93,9 +95,9 @@ class LBFGS(Optimizer):
         kept["func_evals"] += 1
         if _largest(grad) <= group["tolerance_grad"]:
             return first_loss
-        for iteration in range(1, group["max_iter"] + 1):
+        for iteration in range(1, int(group["max_iter"]) + 1):
             kept["n_iter"] += 1
-            direction = self._direction(kept, grad, group["history_size"])
+            direction = self._direction(kept, grad, int(group["history_size"]))
             t = float(group["lr"])
             if kept["n_iter"] == 1:
                 t /= max(1.0, float(grad.abs().sum()))

@@ -124,7 +124,7 @@ def _orthogonal(matrix: Array, group: dict[str, Any]) -> Array:
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if is_tall else matrix
     x = x / max(float(np.linalg.norm(x)), group["eps"])
-    for _ in range(group["ns_steps"]):
+    for _ in range(int(group["ns_steps"])):
         square = x @ x.T
         x = a * x + (b * square + c * (square @ square)) @ x
     return x.T if is_tall else x

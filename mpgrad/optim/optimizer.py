@@ -13,8 +13,10 @@ from mpgrad.autograd.profiling.ranges import ANNOTATION, span
 from mpgrad.backends.array_program import TRACING
 from mpgrad.devices.device_arrays import on
 from mpgrad.graph.grad_modes import enable_grad
+from mpgrad.optim.checked_options import check_options
 from mpgrad.optim.optimizer_hooks import WithHooks, with_step_hooks
 from mpgrad.tensors import saved_tensor_clones
+from mpgrad.tensors.of_pytorch import kind_of
 from mpgrad.tensors.tensor import Tensor
 
 ParamGroup = dict[str, Any]
@@ -46,7 +48,7 @@ class Optimizer(WithHooks):
         state: the optimizer's state by parameter; empty for a parameter that has none yet.
 
     Raises:
-        TypeError: a parameter is not a Tensor, or an argument unknown.
+        TypeError: a parameter is not a Tensor, an option of a wrong type, or an argument unknown.
         NotImplementedError: steps are to be differentiable.
         ValueError: there is no parameter, one is not a leaf, or one occurs twice.
     """
@@ -88,8 +90,10 @@ class Optimizer(WithHooks):
         """Add a dict of "params" and the options in which it differs from the defaults.
 
         Raises:
-            TypeError: it is no dict, or its parameters are no Tensors, or have no order.
-            ValueError: a parameter is no leaf, or the optimizer has it already.
+            TypeError: it is no dict, or its parameters are no Tensors, or have no order; or an
+                option is of a wrong type.
+            ValueError: a parameter is no leaf, or the optimizer has it already; or an option is
+                out of range.
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dict, but got {type(param_group)}")
@@ -113,7 +117,7 @@ class Optimizer(WithHooks):
             if not isinstance(parameter, Tensor):
                 raise TypeError(
                     f"optimizer can only optimize Tensors, but one of the params is "
-                    f"{type(parameter).__name__}"
+                    f"{kind_of(parameter)}"
                 )
             if not parameter.is_leaf:
                 raise ValueError("can't optimize a non-leaf Tensor")
@@ -129,6 +133,7 @@ class Optimizer(WithHooks):
         lr = group.get("lr")
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
+        check_options(type(self), group)
         self._check_options(group)
         self.param_groups.append(group)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from mpgrad.report.analysis import CLIENT, HAND_OVER, QUEUES, BackwardFigures, Shares
+from mpgrad.base.duration_text import duration
+from mpgrad.report.analysis import CLIENT, HAND_OVER, QUEUES, BackwardFigures, Shares, Step
 
 #: Shares from which something is worth a sentence.
 NOTABLE, LARGE, MOST = 0.1, 0.4, 0.6
+#: A weight above all shares.
+ALWAYS_FIRST = 2.0
 
 
 class _Advice(NamedTuple):
@@ -17,12 +21,13 @@ class _Advice(NamedTuple):
     text: str
 
 
-def advice_for(figures: Sequence[BackwardFigures], shares: Shares) -> list[str]:
+def advice_for(figures: Sequence[BackwardFigures], shares: Shares, step: Step) -> list[str]:
     """Sentences; there is always one."""
     if not figures:
         return ["No backward ran in this profile: put backward() into its block."]
     found = [
-        *_of_the_program(shares),
+        *_of_the_step(step),
+        *_of_the_program(shares, step.maps),
         *_of_places(figures),
         *[_Advice(LARGE, text) for text in dict.fromkeys(t for f in figures for t in f.run.loops)],
         *_of_chains(figures),
@@ -32,11 +37,27 @@ def advice_for(figures: Sequence[BackwardFigures], shares: Shares) -> list[str]:
     return [text for _, text in found] or ["Nothing stands out."]
 
 
-def _of_the_program(shares: Shares) -> Iterator[_Advice]:
+def _of_the_step(step: Step) -> Iterator[_Advice]:
+    """Amdahl's law, first of all: what no number of workers can change."""
+    if step.workers > 1 and step.parallel:
+        yield _Advice(
+            ALWAYS_FIRST,
+            f"{_percent(step.share)} of the work can be divided among workers, so the step can "
+            f"become at most {step.limit(step.workers):.2f} times as fast with {step.workers} of "
+            f"them, and {step.limit(math.inf):.2f} times with any number. It was "
+            f"{step.reached:.2f} times as fast as in one process.",
+        )
+
+
+def _of_the_program(shares: Shares, maps: float) -> Iterator[_Advice]:
     total = sum(shares) or 1.0
     for seconds, least, text in (
         (shares.input, NOTABLE, "waits for a batch: DataLoader(num_workers=...) makes it ahead"),
-        (shares.forward, LARGE, "is forward, which runs in this process, whatever the workers do"),
+        (
+            shares.forward - maps,
+            LARGE,
+            "is forward, which runs in this process, whatever the workers do",
+        ),
         (shares.optimizer, LARGE, "is the optimizer's step"),
         (shares.other, LARGE, "is other Python code, beside forward, backward, optimizer and data"),
     ):
@@ -101,12 +122,21 @@ def _of_idle_workers(figures: Sequence[BackwardFigures]) -> Iterator[_Advice]:
             "copied). Tensors that mpgrad makes need no copy; fewer, larger Nodes need fewer "
             "messages.",
         )
+    core_wait = sum(one.run.core_wait for one in figures) / room
+    if core_wait >= NOTABLE:
+        yield _Advice(
+            core_wait,
+            f"For {_percent(core_wait)} of their time the workers wait for a free core, in tasks "
+            "and between them: other programs use the machine, or there are more workers than "
+            "cores. Engine(cpu_workers=...) takes fewer.",
+        )
     tasks = [run.ended - run.started for one in figures for run in one.run.tasks]
-    if share(QUEUES) >= NOTABLE and tasks:
+    # A worker without a core does not take its message either.
+    if share(QUEUES) >= NOTABLE and share(QUEUES) > core_wait and tasks:
         yield _Advice(
             share(QUEUES),
             f"{waits(QUEUES)} for messages, although tasks are ready. The median task takes "
-            f"{median(tasks) * 1e3:.2f} ms: larger Functions need fewer messages.",
+            f"{duration(1e6 * median(tasks))}: larger Functions need fewer messages.",
         )
     again = sum(run.attempt > 1 for one in figures for run in one.run.tasks)
     if again:

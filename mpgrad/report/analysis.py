@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mpgrad.autograd.profiling.backward_run import BackwardRun, Queued
-from mpgrad.autograd.profiling.ranges import ANNOTATION, FUNCTION, NODE, OPERATOR, Range, Recording
+from mpgrad.autograd.profiling.ranges import (
+    ANNOTATION,
+    FUNCTION,
+    NODE,
+    OPERATOR,
+    WAITING,
+    Range,
+    Recording,
+)
+from mpgrad.base.machine import available_cpus
 
 #: Why a worker was idle, in the order in which the causes count.
 HAND_OVER, CLIENT, SERIAL, QUEUES, END = (
@@ -23,6 +32,8 @@ HAND_OVER, CLIENT, SERIAL, QUEUES, END = (
 )
 CAUSES = (HAND_OVER, CLIENT, SERIAL, QUEUES, END)
 
+#: How the names of maps' ranges begin.
+MAP = "parallel_map("
 #: Names of the ranges that data loaders and optimizers note.
 _INPUT, _OPTIMIZER = "enumerate(DataLoader)#", "Optimizer.step#"
 
@@ -57,6 +68,41 @@ class BackwardFigures:
     def bound(self) -> float:
         """What the speed-up cannot exceed, by the longest chain."""
         return self.work / self.chain if self.chain else 1.0
+
+
+class Step(NamedTuple):
+    """All of a profile, as Amdahl's law sees it; seconds.
+
+    Amdahl, "Validity of the single processor approach to achieving large scale computing
+    capabilities", 1967.
+    """
+
+    #: Of the calling thread, outside of backward passes and maps.
+    serial: float
+    #: The rules of all backward passes and the calls of all maps, one after another.
+    parallel: float
+    #: What the longest chains of the backward passes took.
+    chain: float
+    #: Of the calling thread, in maps.
+    maps: float
+    #: From the first range to the end.
+    took: float
+    workers: int
+
+    @property
+    def share(self) -> float:
+        """The share *p* of the time in one process that workers can divide."""
+        return self.parallel / (self.serial + self.parallel or 1.0)
+
+    @property
+    def reached(self) -> float:
+        """How much faster it was than in one process."""
+        return (self.serial + self.parallel) / (self.took or 1.0)
+
+    def limit(self, workers: float) -> float:
+        """How much faster that many workers can make it: 1 / (s + p / N), or less by the chains."""
+        least = self.serial + max(self.parallel / workers, self.chain)
+        return (self.serial + self.parallel) / least if least else 1.0
 
 
 class Shares(NamedTuple):
@@ -174,6 +220,35 @@ def shares_of(recording: Recording) -> Shares:
             end = ended
     total = (recording.ended or end) - begun
     return Shares(**spent, other=max(total - sum(spent.values()), 0.0))
+
+
+def step_of(recording: Recording, figures: Sequence[BackwardFigures], shares: Shares) -> Step:
+    """The whole profile; without a backward in workers, for as many workers as there are cores."""
+    thread = _main_thread(recording)
+    maps = {found.name for found in recording.ranges if found.name.startswith(MAP)}
+    calls = outside = in_maps = 0.0
+    for found in recording.ranges:
+        seconds = found.ended - found.started
+        if found.kind == FUNCTION and found.worker >= 0:
+            calls += seconds
+        elif found.worker >= 0 or found.thread != thread:
+            continue
+        elif f"{MAP}{found.name})" in maps:
+            calls += seconds  # of a map, in this process
+        elif found.name in maps:
+            in_maps += seconds
+        elif found.kind == WAITING and found.name != "wait for workers":
+            outside += seconds
+    took = sum(shares)
+    in_workers = [one.run.workers for one in figures if one.run.plan is not None]
+    return Step(
+        serial=max(took - shares.backward - in_maps - outside, 0.0),
+        parallel=sum(one.work for one in figures) + calls,
+        chain=sum(one.chain for one in figures),
+        maps=in_maps,
+        took=took,
+        workers=max(in_workers, default=available_cpus()),
+    )
 
 
 def _main_thread(recording: Recording) -> int | None:

@@ -11,9 +11,10 @@ from typing import Any
 from mpgrad.autograd.profiling.averages import Averages
 from mpgrad.autograd.profiling.function_events import events_of
 from mpgrad.autograd.profiling.ranges import Recording
+from mpgrad.base.duration_text import duration
 from mpgrad.engine.graph_picture import BOXES_MAX, Box, GraphPicture
 from mpgrad.report.advice import advice_for
-from mpgrad.report.analysis import BackwardFigures, figures_of, shares_of
+from mpgrad.report.analysis import BackwardFigures, Step, figures_of, shares_of, step_of
 
 #: Ranges that the timeline shows: of more the longest.
 RANGES_MAX = 20_000
@@ -25,6 +26,8 @@ def write_report(recording: Recording, path: str) -> None:
     """Write the page about ``recording`` to ``path``."""
     figures = figures_of(recording)
     shares = shares_of(recording)
+    step = step_of(recording, figures, shares)
+    advice = advice_for(figures, shares, step)
     longest = max(figures, key=lambda one: one.took, default=None)
     data = {
         "ranges": _ranges(recording),
@@ -39,8 +42,8 @@ def write_report(recording: Recording, path: str) -> None:
     }
     template = resources.files("mpgrad.report").joinpath("page.html").read_text("utf-8")
     filled = {
-        "ADVICE": "".join(f"<li>{html.escape(text)}</li>" for text in advice_for(figures, shares)),
-        "TILES": _tiles(figures),
+        "ADVICE": "".join(f"<li>{html.escape(text)}</li>" for text in advice),
+        "TILES": _tiles(figures, step),
         "IDLE": _idle(figures),
         "GRAPH": "" if longest is None else picture_of(longest).to_svg(),
         "TABLE": _table(recording),
@@ -100,7 +103,7 @@ def _row_of(one: BackwardFigures, recording: Recording) -> dict[str, Any]:
     }
 
 
-def _tiles(figures: Sequence[BackwardFigures]) -> str:
+def _tiles(figures: Sequence[BackwardFigures], step: Step) -> str:
     took, work = sum(one.took for one in figures), sum(one.work for one in figures)
     chain = sum(one.chain for one in figures)
     workers = max((one.run.workers for one in figures if one.run.plan is not None), default=1)
@@ -110,13 +113,18 @@ def _tiles(figures: Sequence[BackwardFigures]) -> str:
             str(len(figures)),
             f"{sum(one.run.mode == 'process' for one in figures)} in workers",
         ),
-        ("time in them", f"{1e3 * took:.1f} ms", f"{1e3 * work:.1f} ms of rules"),
+        ("time in them", duration(1e6 * took), f"{duration(1e6 * work)} of rules"),
         ("speed-up reached", f"{work / took if took else 1:.2f}x", "against the rules one by one"),
         ("bound by workers", f"{workers}.00x", "one task each at a time"),
         (
             "bound by the longest chain",
             f"{work / chain if chain else 1:.2f}x",
-            f"{1e3 * chain:.1f} ms, whatever the number of workers",
+            f"{duration(1e6 * chain)}, whatever the number of workers",
+        ),
+        (
+            "bound of the whole step",
+            f"{step.limit(step.workers):.2f}x",
+            f"1 / (s + p / {step.workers}), p = {step.share:.0%}; reached: {step.reached:.2f}x",
         ),
     ]
     return "".join(
@@ -136,6 +144,7 @@ def _idle(figures: Sequence[BackwardFigures]) -> str:
     for one in inside:
         for cause, seconds in one.idle.items():
             spent[cause] = spent.get(cause, 0.0) + seconds
+    spent["any of these without a free core"] = sum(one.run.core_wait for one in inside)
     return "".join(
         f'<div class="bar"><span>{html.escape(cause)}</span>'
         f'<i style="width:{min(300 * seconds / room, 300):.1f}px"></i>'

@@ -77,6 +77,7 @@ from mpgrad.tensor_methods import (
     storages,
     values,
 )
+from mpgrad.tensors.of_pytorch import is_of_pytorch, mixed
 from mpgrad.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _infix(function: Callable[..., Tensor], *, reflected: bool = False) -> Calla
 
     def method(self: Tensor, other: Any) -> Tensor:
         if not isinstance(other, _OPERANDS):
-            return NotImplemented
+            return _unknown(function, other)
         return function(other, self) if reflected else function(self, other)
 
     return method
@@ -109,10 +110,17 @@ def _arithmetic(function: Callable[..., Tensor], operator: Operator) -> Callable
             if dtype is other._array.dtype and dtype.kind == "f":
                 return operator.run(self, other)  # type: ignore[no-any-return]
         elif not isinstance(other, _OPERANDS):
-            return NotImplemented
+            return _unknown(function, other)
         return function(self, other)
 
     return method
+
+
+def _unknown(function: Callable[..., Tensor], other: Any) -> Any:
+    """Python then tries the operand's own method; PyTorch's would not name the libraries."""
+    if is_of_pytorch(other):
+        raise mixed(function.__name__)
+    return NotImplemented
 
 
 _INFIX: dict[str, Callable[..., Tensor]] = {

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.tensors.of_pytorch import kind_of, mend
+
 #: The default of ``grad_dtype``: the tensor's own dtype, whatever that is.
 OWN_DTYPE: Any = "own dtype"
 
@@ -25,7 +27,7 @@ def check_assigned_grad(owner: Any, value: Any, kind: type[Any]) -> None:
     if not isinstance(value, kind):
         raise TypeError(
             f"assigned grad expected to be a Tensor or None but got grad of type "
-            f"{type(value).__name__}"
+            f"{kind_of(value)}{mend(value)}"
         )
     if value is owner:
         raise RuntimeError("can't assign Variable as its own grad")

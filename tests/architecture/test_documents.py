@@ -85,6 +85,41 @@ def test_the_readme_is_read_in_one_go() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 90
 
 
+#: Pages that people read from top to bottom; tables, code and what a program writes are no prose.
+PROSE = [
+    ROOT / "README.md",
+    *(
+        page
+        for folder in ("docs", "docs/guides", "docs/tutorials", "docs/many_hosts")
+        for page in (ROOT / folder).glob("*.md")
+        if page.name != "benchmarks.md"
+    ),
+]
+WORDS_MAX, PAGE_MAX = 30, 20_000
+BLOCK = re.compile(r"\n\s*\n|\n(?=\s*(?:[*-]|\d+\.) )")
+
+
+def sentences_of(page: Path) -> list[str]:
+    text = CODE_BLOCK.sub("\n\n", page.read_text())
+    text = re.sub(r"^(?:#|\s*\|).*$", "\n", text, flags=re.MULTILINE)
+    found = []
+    for block in BLOCK.split(text):
+        if not block.startswith("    "):
+            flat = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(block.split()))
+            flat = re.sub(r"`[^`]*`", "`code`", flat)
+            found += re.split(r"(?<=[.!?])[\"')*]*\s+", flat)
+    return found
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda path: path.name)
+def test_a_page_can_be_read_aloud(page: Path) -> None:
+    sentences = sentences_of(page)
+    assert [text for text in sentences if len(text.split()) > WORDS_MAX] == []
+    has_no_noun = re.compile(r"(?:Who|What|Whoever|Whatever) [^?]*$")
+    assert [text for text in sentences if has_no_noun.match(text)] == []
+    assert len(page.read_bytes()) <= PAGE_MAX
+
+
 #: The terms of PyTorch's engine that a reader looks up in ARCHITECTURE.md.
 TERMS = {
     *("Node", "Edge", "AccumulateGrad", "SavedVariable", "GraphTask", "NodeTask", "ReadyQueue"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_wide_heavy_work_goes_to_workers() -> None:
 def test_a_chain_stays_here_however_heavy() -> None:
     choice = chosen(frozen(chain(16), 20_000.0), 8)
     assert choice.mode == "local"
-    assert choice.reason.endswith("us of work are one chain")
+    assert choice.reason.endswith("of work are one chain")
 
 
 def test_a_chain_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +272,7 @@ def test_explain_reads_well() -> None:
     assert "critical path" in head
     assert mode.startswith("mode: local (")
     assert len(rows) == len(mg.Engine("local").explain(hooked()).nodes)
-    assert any("SlowBackward" in row and "us" in row for row in rows)
+    assert any(re.search(r"SlowBackward .* [0-9.]+ (us|ms) ", row) for row in rows)
 
 
 def test_explain_counts_in_words() -> None:
@@ -385,7 +386,7 @@ def test_what_is_predicted_while_costs_are_learned_does_not_count() -> None:
         choice = Choice("process", "", predicted)
         experience.note("process", 6_000.0, choice)
     choice = experience.choose(Prediction(30_000.0, 20_000.0), has_workers=False)
-    assert "workers would take about 6000 us" in choice.reason
+    assert "workers would take about 6 ms" in choice.reason
 
 
 def test_of_other_shapes_the_ratio_counts() -> None:
@@ -393,7 +394,7 @@ def test_of_other_shapes_the_ratio_counts() -> None:
     for _ in range(3):
         experience.note("process", 12_000.0, Choice("process", "", PREDICTED, shapes=1))
     choice = experience.choose(Prediction(100_000.0, 60_000.0), has_workers=False, shapes=2)
-    assert "workers would take about 120000 us" in choice.reason
+    assert "workers would take about 120 ms" in choice.reason
 
 
 def test_a_mode_that_is_far_slower_is_not_tried_soon() -> None:

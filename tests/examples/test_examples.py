@@ -37,10 +37,13 @@ EXPECTED = {
         "--steps 1 --width 4 --batch-size 8 --images 64",
         ["epoch 1 step   1/7 loss 2.9"],
     ),
-    "mixture_of_experts.py": ("40", ["step 2  loss", "tasks run by: ", "worker 0"]),
+    "mixture_of_experts.py": (
+        "40",
+        ["one step in workers:", "step 2  loss 0.", "tasks run by: ", "worker 0"],
+    ),
     "render_tiles.py": (
         "16",
-        ["tiles in workers: 64", "with a camera that can change: 64"],
+        ["one step in this process:", "one step in workers:", "loss 0.18", "worker 1"],
     ),
     "train_gan.py": ("20", ["mean radius", "backward passes here: 40, in workers: 0"]),
     "lazy_reader.py": ("100", ["8 files, read by: worker", "gradient 7.9"]),

@@ -98,16 +98,6 @@ def test_a_capsule_is_taken() -> None:
         mg.from_dlpack(versioned)
 
 
-def test_tensors_of_two_libraries_are_not_mixed() -> None:
-    torch = pytest.importorskip("torch")
-    for mix in (
-        lambda: mg.ones(2) + torch.ones(2),
-        lambda: torch.exp(mg.ones(2)),
-    ):
-        with pytest.raises(TypeError, match=r"NotImplemented|unsupported operand"):
-            mix()
-
-
 def test_pinned_memory_is_the_hosts() -> None:
     class Pinned:
         array = np.ones(2)

@@ -123,7 +123,6 @@ def test_it_trains_with_backward_in_workers() -> None:
     ("make", "error", "said"),
     [
         (lambda: Adam([leaf([1.0])], lr=-1.0), ValueError, "Invalid learning rate: -1.0"),
-        (lambda: Adam([leaf([1.0])], lr=float("nan")), ValueError, "Invalid learning rate: nan"),
         (lambda: Adam([leaf([1.0])], eps=-1.0), ValueError, "Invalid epsilon value: -1.0"),
         (lambda: Adam([leaf([1.0])], betas=(1.0, 0.9)), ValueError, "beta parameter at index 0"),
         (lambda: Adam([leaf([1.0])], betas=(0.9, -0.1)), ValueError, "beta parameter at index 1"),

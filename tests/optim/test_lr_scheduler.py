@@ -325,7 +325,7 @@ OTHER = optimizer_of(mg)
         (lambda s, o: s.LinearLR(o, 0.5, 2.0), ValueError, "Ending multiplicative factor"),
         (lambda s, o: s.CosineAnnealingWarmRestarts(o, 0), ValueError, "positive integer T_0"),
         (lambda s, o: s.CosineAnnealingWarmRestarts(o, 1, 0), ValueError, "integer T_mult >= 1"),
-        (lambda s, o: s.CosineAnnealingWarmRestarts(o, 1, 1, "0"), ValueError, "int eta_min"),
+        (lambda s, o: s.CosineAnnealingWarmRestarts(o, 1, 1, "0"), TypeError, "eta_min must be"),
         (lambda s, o: s.CosineAnnealingWarmRestarts(o, 1).step(-1), ValueError, "non-negative"),
         (lambda s, o: s.CyclicLR(o, [0.1], 0.2), ValueError, "base_lr must have the same length"),
         (lambda s, o: s.CyclicLR(o, 0.1, 0.2, mode="x"), ValueError, "mode is invalid"),

@@ -15,9 +15,9 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.autograd.profiling.backward_run import BackwardRun, TaskRun
-from mpgrad.autograd.profiling.ranges import NODE, Range, Recording
+from mpgrad.autograd.profiling.ranges import FUNCTION, NODE, OPERATOR, Range, Recording
 from mpgrad.report.advice import advice_for
-from mpgrad.report.analysis import CLIENT, HAND_OVER, QUEUES, SERIAL, figures_of, shares_of
+from mpgrad.report.analysis import CLIENT, HAND_OVER, QUEUES, SERIAL, figures_of, shares_of, step_of
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.plan import plan
 
@@ -69,6 +69,11 @@ def recorded(
     return recording
 
 
+def advice_of(recording: Recording) -> list[str]:
+    figures, shares = figures_of(recording), shares_of(recording)
+    return advice_for(figures, shares, step_of(recording, figures, shares))
+
+
 #: One Node, two beside each other, one behind them.
 DIAMOND = [node("a", 3, 1, 2), node("b", 2, 3), node("c", 1, 3), node("d", 0)]
 
@@ -96,7 +101,7 @@ def test_while_this_process_runs_a_task_the_workers_wait_for_it() -> None:
     (one,) = figures_of(recording)
     assert one.idle[CLIENT] == pytest.approx(8.0)
     recording.backwards[0].on_client = {0: "in A, `ctx.camera` is a Camera, which can change"}
-    found = [text for text in advice_for([one], shares_of(recording)) if "ctx.camera" in text]
+    found = [text for text in advice_of(recording) if "ctx.camera" in text]
     assert [text[:48] for text in found] == ["For 40 % of their time the workers wait for hook"]
 
 
@@ -110,12 +115,72 @@ def test_the_calling_thread_counts_as_one_of_the_workers_in_its_part() -> None:
     assert one.busy == pytest.approx(8 + 7 + 1)
 
 
+def forward(name: str, kind: str, start: float, end: float, worker: int = -1) -> Range:
+    return Range(kind, name, start, end, 1, worker)
+
+
+def test_the_step_is_bound_by_amdahls_law() -> None:
+    # Three seconds of forward in this process; a map of two in workers, whose calls take three.
+    runs = [(0, 0, 5.5, 6), (1, 0, 6, 9), (2, 1, 6, 9), (3, 0, 9, 9.5)]
+    recording = recorded(DIAMOND, runs)
+    (run,) = recording.backwards
+    run.started = run.submitted = 5.0
+    recording.ranges.extend(
+        [
+            forward("mpgrad::mul", OPERATOR, 0, 3),
+            forward("parallel_map(f)", FUNCTION, 3, 5),
+            forward("f", FUNCTION, 3, 5, worker=0),
+            forward("f", FUNCTION, 3, 4, worker=1),
+        ]
+    )
+    figures, shares = figures_of(recording), shares_of(recording)
+    step = step_of(recording, figures, shares)
+    assert (step.serial, step.parallel, step.took, step.workers) == (3.0, 3 + 7, 10.0, 2)
+    assert step.share == pytest.approx(10 / 13)
+    assert step.limit(2) == pytest.approx(1 / (3 / 13 + 10 / 13 / 2))
+    assert step.limit(1e9) == pytest.approx(13 / (3 + 4))  # the chain of the backward
+    assert step.reached == pytest.approx(1.3)
+    assert advice_of(recording)[0] == (
+        "77 % of the work can be divided among workers, so the step can become at most 1.62 times "
+        "as fast with 2 of them, and 1.86 times with any number. It was 1.30 times as fast as in "
+        "one process."
+    )
+
+
+def test_a_map_in_this_process_is_work_for_workers() -> None:
+    recording = recorded(DIAMOND, [(0, 0, 5.5, 6), (1, 0, 6, 9), (2, 1, 6, 9), (3, 0, 9, 9.5)])
+    recording.backwards[0].started = 5.0
+    recording.ranges.extend(
+        [
+            forward("parallel_map(f)", FUNCTION, 0, 5),
+            forward("f", FUNCTION, 0, 2),
+            forward("f", FUNCTION, 2, 4.5),
+        ]
+    )
+    figures, shares = figures_of(recording), shares_of(recording)
+    step = step_of(recording, figures, shares)
+    assert (step.serial, step.parallel, step.maps) == (0.0, 4.5 + 7, 5.0)
+    assert "is forward, which runs in this process" not in " ".join(advice_of(recording))
+
+
+def test_waiting_for_a_core_is_told_from_waiting_for_messages() -> None:
+    recording = recorded(DIAMOND, [(0, 0, 1, 2), (1, 0, 3, 6), (2, 1, 3, 5), (3, 0, 7, 9)])
+    (run,) = recording.backwards
+    text = " ".join(advice_of(recording))
+    assert "for messages, although tasks are ready" in text
+    assert "free core" not in text
+    run.core_wait = 8.0
+    text = " ".join(advice_of(recording))
+    assert "For 40 % of their time the workers wait for a free core" in text
+    assert "for messages" not in text
+
+
 def test_a_chain_is_told_from_branches() -> None:
     chain = recorded(
         [node("a", 2, 1), node("b", 1, 2), node("c", 0)],
         [(0, 0, 1, 4), (1, 0, 4, 7), (2, 0, 7, 9.8)],
     )
-    text = " ".join(advice_for(figures_of(chain), shares_of(chain)))
+    text = " ".join(advice_of(chain))
     assert "88 % of the backward time is one chain" in text
     assert "more workers do not help" in text
 
@@ -123,7 +188,7 @@ def test_a_chain_is_told_from_branches() -> None:
 def test_a_profile_without_a_backward_says_so() -> None:
     with mg.profiler.profile() as prof:
         mg.ones(3).exp()
-    found = advice_for(figures_of(prof.recording), shares_of(prof.recording))
+    found = advice_of(prof.recording)
     assert found == ["No backward ran in this profile: put backward() into its block."]
 
 
@@ -131,7 +196,7 @@ def test_why_a_backward_ran_here_is_in_the_advice() -> None:
     x = mg.ones(3, requires_grad=True)
     with mg.Engine("local"), mg.profiler.profile() as prof:
         x.exp().sum().backward()
-    text = " ".join(advice_for(figures_of(prof.recording), shares_of(prof.recording)))
+    text = " ".join(advice_of(prof.recording))
     assert "1 of 1 backward passes ran in this process" in text
     assert 'Engine(mode="local")' in text
 
@@ -196,7 +261,25 @@ def test_the_page_holds_what_was_recorded(page: Path) -> None:
     assert "worker 1" in data["rows"]
     names = {found[1] for found in data["ranges"]}
     assert {"StepsBackward", "</script><b>forward", "hand over", "Steps"} <= names
-    assert "StepsBackward" in text.split('<div class="view graph">')[1]
+    assert "StepsBackward" in text.split('<div class="view graph fits">')[1]
+
+
+@pytest.mark.process
+def test_the_calls_of_a_map_lie_on_the_lanes_of_workers(tmp_path: Path) -> None:
+    def called(x: mg.Tensor) -> mg.Tensor:
+        return x.exp().sum()
+
+    xs = [mg.ones(3, requires_grad=True) for _ in range(4)]
+    with mg.Engine("process", cpu_workers=2), mg.profiler.profile():
+        mg.stack(mg.parallel_map(called, xs)).sum().backward()
+    mg.profiler.report(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    (raw,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', text, re.S)
+    ranges = json.loads(raw)["ranges"]
+    lanes = [row[2] for row in ranges if row[0] == "function" and row[1].endswith("called")]
+    assert len(lanes) == 4
+    assert set(lanes) <= {"worker 0", "worker 1"}
+    assert "with 2 of them" in text
 
 
 @pytest.mark.process

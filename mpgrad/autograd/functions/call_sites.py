@@ -9,6 +9,7 @@ from types import CodeType
 from typing import NamedTuple
 
 from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.base.duration_text import duration
 from mpgrad.base.user_frames import is_ours
 
 #: A loop of ``apply`` is worth a line from so many calls of so many seconds on, and a warning where
@@ -28,7 +29,7 @@ class SlowLoop(NamedTuple):
         name = self.function.__qualname__
         return (
             f"{self.calls} calls of {name}.apply() at {self.place} take "
-            f"{self.seconds * 1e3:.0f} ms, one after another. {name}.map(xs) in place of the "
+            f"{duration(1e6 * self.seconds)}, one after another. {name}.map(xs) in place of the "
             "loop, or mpgrad.parallel_map, runs them in workers."
         )
 

@@ -55,6 +55,8 @@ class BackwardRun:
         workers: how many CPU workers the engine has.
         submitted: when the last task had been handed over; None in ``local``.
         tasks: those that ran, in the order in which that became known.
+        core_wait: the seconds that its workers, all together, were ready to run while other
+            processes had the cores; 0 where the kernel does not tell.
         handed_bytes, copied_bytes: of saved arrays that workers were given, and how much of those
             and of gradients had to be copied.
     """
@@ -71,6 +73,7 @@ class BackwardRun:
     workers: int = 1
     submitted: float | None = None
     tasks: list[TaskRun] = field(default_factory=list)
+    core_wait: float = 0.0
     handed_bytes: int = 0
     copied_bytes: int = 0
 

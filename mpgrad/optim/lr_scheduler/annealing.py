@@ -19,7 +19,7 @@ class CosineAnnealingLR(LRScheduler):
     """
 
     def __init__(
-        self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1
+        self, optimizer: Optimizer, T_max: float, eta_min: float = 0.0, last_epoch: int = -1
     ) -> None:
         self.T_max = T_max
         self.eta_min = eta_min
@@ -62,7 +62,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         last_epoch: as in ``LRScheduler``.
 
     Raises:
-        ValueError: ``T_0`` or ``T_mult`` is no positive integer, or ``eta_min`` no number.
+        ValueError: ``T_0`` or ``T_mult`` is not positive.
     """
 
     def __init__(
@@ -77,10 +77,6 @@ class CosineAnnealingWarmRestarts(LRScheduler):
             raise ValueError(f"Expected positive integer T_0, but got {T_0}")
         if not isinstance(T_mult, int) or T_mult < 1:
             raise ValueError(f"Expected integer T_mult >= 1, but got {T_mult}")
-        if not isinstance(eta_min, float | int):
-            raise ValueError(
-                f"Expected float or int eta_min, but got {eta_min} of type {type(eta_min)}"
-            )
         self.T_0 = T_0
         self.T_i = T_0
         self.T_mult = T_mult

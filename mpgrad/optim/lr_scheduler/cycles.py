@@ -76,8 +76,8 @@ class CyclicLR(_Cycle):
         optimizer: Optimizer,
         base_lr: float | list[float],
         max_lr: float | list[float],
-        step_size_up: int = 2000,
-        step_size_down: int | None = None,
+        step_size_up: float = 2000,
+        step_size_down: float | None = None,
         mode: str = "triangular",
         gamma: float = 1.0,
         scale_fn: Callable[[float], float] | None = None,
@@ -195,7 +195,7 @@ class OneCycleLR(_Cycle):
             raise ValueError(f"Expected float between 0 and 1 pct_start, but got {pct_start}")
         if anneal_strategy not in ("cos", "linear"):
             raise ValueError(
-                "anneal_strategy must be one of 'cos' or 'linear', instead got " + anneal_strategy
+                f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}"
             )
         self._schedule_phases = _phases(self.total_steps, pct_start, three_phase)
         self._anneal_func_type = anneal_strategy

@@ -20,6 +20,7 @@ class LambdaLR(LRScheduler):
         last_epoch: as in ``LRScheduler``.
 
     Raises:
+        TypeError: an ``lr_lambda`` cannot be called.
         ValueError: there are more or fewer functions than groups.
     """
 
@@ -34,6 +35,11 @@ class LambdaLR(LRScheduler):
         self.lr_lambdas: list[Any] = list(lr_lambda) if given else [lr_lambda] * groups  # type: ignore[arg-type]
         if len(self.lr_lambdas) != groups:
             raise ValueError(f"Expected {groups} lr_lambdas, but got {len(self.lr_lambdas)}")
+        for function in self.lr_lambdas:
+            if not callable(function):
+                raise TypeError(
+                    f"lr_lambda should be a function, but got {type(function).__name__}"
+                )
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:
@@ -57,23 +63,7 @@ class MultiplicativeLR(LambdaLR):
     """The learning rate times ``lr_lambda(epoch)`` in each step.
 
     Args: those of ``LambdaLR``.
-
-    Raises:
-        TypeError: an ``lr_lambda`` cannot be called.
     """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        lr_lambda: Callable[[int], float] | list[Callable[[int], float]],
-        last_epoch: int = -1,
-    ) -> None:
-        for function in lr_lambda if isinstance(lr_lambda, list | tuple) else [lr_lambda]:
-            if not callable(function):
-                raise TypeError(
-                    f"lr_lambda should be a function, but got {type(function).__name__}"
-                )
-        super().__init__(optimizer, lr_lambda, last_epoch)
 
     def get_lr(self) -> list[float]:
         self._expect_step()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
+from mpgrad.optim.checked_options import check_arguments
 from mpgrad.optim.optimizer import Optimizer, ParamGroup
 from mpgrad.tensors.tensor import Tensor
 
@@ -24,7 +25,7 @@ class LRScheduler:
         last_epoch: number of the current epoch, from 0.
 
     Raises:
-        TypeError: ``optimizer`` is none.
+        TypeError: ``optimizer`` is none, or an option is of a wrong type.
         KeyError: ``last_epoch`` resumes, but a group has no "initial_lr".
     """
 
@@ -32,6 +33,11 @@ class LRScheduler:
     _is_initial = False
     _get_lr_called_within_step = False
     _step_count = 0
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        # Before __init__: subclasses compute with their options before they call this class's.
+        check_arguments(cls, args, kwargs)
+        return super().__new__(cls)
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
         self.optimizer = checked(optimizer)
