@@ -1,20 +1,24 @@
-"""Compares ``auto`` with the better of both modes, on six graphs, as in a training loop.
+"""Compares ``auto`` with the better of both modes in training loops, on a calm and a busy machine.
 
-    python -m benchmarks.auto [GRAPH ...] [--steps N]
+    python -m benchmarks.auto [PROGRAM ...] [--steps N]
 
-Each mode has its own process, new for each graph, so that no mode uses the costs that another one
-has learned. They take turns, step by step, so that noise affects them alike: only the ratios count.
-Other programs on the machine take time from the workers first.
+Each mode has its own process, new for each program, so that no mode uses the costs that another one
+has learned. They take turns, step by step (forward and backward), so that noise affects them alike:
+only the ratios count. BLAS has one thread, in forward, too. On the busy machine another process
+spins on each core.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +27,26 @@ import numpy as np
 import mpgrad as mg
 from benchmarks.gil_work import spin
 from benchmarks.loads import loops_for
+from mpgrad import nn
+from mpgrad.base.machine import available_cpus
 
 ROOT = Path(__file__).resolve().parents[1]
 MODES = ("local", "process", "auto")
 STEPS = 50
 #: The number of steps before those whose total is compared.
 SETTLING = 4
+#: The number of those that a program begins with.
+FIRST = 10
+#: Ends with its parent.
+SPIN = """
+import os, sys
+while os.getppid() == int(sys.argv[1]):
+    for _ in range(1_000_000):
+        pass
+"""
 
+#: A step of a training loop, given its number.
+Step = Callable[[int], object]
 #: A function from the number of a step to its loss; its leaves are those of the graph.
 Graph = tuple[list[mg.Tensor], Callable[[int], mg.Tensor]]
 
@@ -94,6 +111,39 @@ def tiny() -> Graph:
     return leaves, lambda _: (leaves[0] * leaves[1] + leaves[0]).sum()
 
 
+def perceptrons() -> Graph:
+    """Ten small ones."""
+    models = [
+        nn.Sequential(
+            nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1)
+        )
+        for _ in range(10)
+    ]
+    x = mg.rand(256, 64)
+    leaves: list[mg.Tensor] = [leaf for model in models for leaf in model.parameters()]
+    return leaves, lambda _: mg.stack([model(x).square().mean() for model in models]).sum()
+
+
+def trajectories() -> Graph:
+    """Eight solutions of a neural differential equation, with 15 Runge-Kutta steps each."""
+    first, second = nn.Linear(2, 32), nn.Linear(32, 2)
+    starts = [2 * mg.rand(2) - 1 for _ in range(8)]
+
+    def slope(y: mg.Tensor) -> mg.Tensor:
+        return second(mg.tanh(first(y**3)))
+
+    def end(y: mg.Tensor, h: float = 0.05) -> mg.Tensor:
+        for _ in range(15):
+            k1 = slope(y)
+            k2 = slope(y + h / 2 * k1)
+            k3 = slope(y + h / 2 * k2)
+            y = y + h / 6 * (k1 + 2 * k2 + 2 * k3 + slope(y + h * k3))
+        return y.abs().mean()
+
+    leaves: list[mg.Tensor] = [*first.parameters(), *second.parameters()]
+    return leaves, lambda _: mg.stack([end(start) for start in starts]).sum()
+
+
 #: Graphs by name; those whose name says how long their branches take get a number of loops.
 GRAPHS: dict[str, Callable[[int], Graph]] = {
     "16 x 20 ms": branches_of,
@@ -102,37 +152,63 @@ GRAPHS: dict[str, Callable[[int], Graph]] = {
     "deep": lambda _: deep(),
     "tiny": lambda _: tiny(),
     "other shapes in each step": lambda _: products(256, lambda step: 200 + 7 * step),
+    "10 small perceptrons": lambda _: perceptrons(),
+    "neural ODE": lambda _: trajectories(),
 }
 _MILLISECONDS = {"16 x 20 ms": 20.0, "16 x 2 ms": 2.0}
+#: Custom Functions as their authors write them (``tests.process.natural_programs``), 8 items of 1
+#: to 5 ms, as a loop and as a map.
+NATURAL = ("ODE ensemble", "portfolio", "soft-DTW", "Monte Carlo", "molecules", "memo")
+WAYS = {f"{name}, {way}": (name, way) for name in NATURAL for way in ("loop", "map")}
+PROGRAMS = (*GRAPHS, *WAYS)
+
+
+def step_of(program: str, loops: int) -> Step:
+    """The step of a program; it says where its Functions run."""
+    if program in WAYS:
+        from tests.process import natural_programs
+
+        name, way = WAYS[program]
+        natural_programs.EFFORT["work"] = 2
+        function = natural_programs.PROGRAMS[name].function
+        return lambda _: natural_programs.step(function, 8, maps=way == "map")
+    leaves, loss = GRAPHS[program](loops)
+
+    def step(number: int) -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        loss(number).backward()
+
+    return step
 
 
 # ---------------------------------------------------------------------- one mode
 
 
-def serve(graph: str, loops: int, mode: str) -> None:
-    """Print the time of the start; then for each step number on stdin the seconds of backward, and
-    whether it ran in workers."""
-    leaves, loss = GRAPHS[graph](loops)
+def serve(program: str, loops: int, mode: str) -> None:
+    """Print the time of the start; then for each step number on stdin its seconds, and whether its
+    backward ran in workers."""
+    warnings.simplefilter("ignore", mg.errors.PerformanceWarning)
+    step = step_of(program, loops)
     began = time.perf_counter()
     with mg.Engine(mode, cpu_workers=2) as engine:
         print(time.perf_counter() - began, flush=True)
         for line in sys.stdin:
-            for leaf in leaves:
-                leaf.grad = None
-            root, before = loss(int(line)), engine.statistics().backwards_process
+            before = engine.statistics().backwards_process
             began = time.perf_counter()
-            root.backward()
+            step(int(line))
             took = time.perf_counter() - began
             print(json.dumps([took, engine.statistics().backwards_process > before]), flush=True)
 
 
 class Subject:
-    """A process that runs one graph in one mode."""
+    """A process that runs one program in one mode."""
 
-    def __init__(self, graph: str, loops: int, mode: str) -> None:
+    def __init__(self, program: str, loops: int, mode: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.auto", "--serve", graph, str(loops), mode],
+            [sys.executable, "-m", "benchmarks.auto", "--serve", program, str(loops), mode],
             cwd=ROOT,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -146,7 +222,7 @@ class Subject:
         return json.loads(self._process.stdout.readline())
 
     def step(self, number: int) -> None:
-        """Run one backward."""
+        """Run one step."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{number}\n")
         self._process.stdin.flush()
@@ -158,6 +234,10 @@ class Subject:
         """The total of the steps that are compared."""
         return 1e3 * sum(self.took_s[SETTLING:])
 
+    def first_ms(self) -> float:
+        """The total of the first steps, with the start of the engine."""
+        return 1e3 * (self.start_s + sum(self.took_s[:FIRST]))
+
     def close(self) -> None:
         self._process.communicate()
 
@@ -165,41 +245,65 @@ class Subject:
 # ---------------------------------------------------------------------- all of them
 
 
-def compare(graph: str, steps: int) -> None:
-    """Run one graph in all modes, and print a row."""
-    # Counted once: the modes have to do the same, however fast the processor is just now.
-    loops = loops_for(_MILLISECONDS[graph]) if graph in _MILLISECONDS else 0
-    subjects = {mode: Subject(graph, loops, mode) for mode in MODES}
+def compare(program: str, loops: int, steps: int) -> str:
+    """Run one program in all modes: the end of its row."""
+    subjects = {mode: Subject(program, loops, mode) for mode in MODES}
     for step in range(steps):
         for turn in range(len(MODES)):
             subjects[MODES[(step + turn) % len(MODES)]].step(step)
     for subject in subjects.values():
         subject.close()
-    local, process, auto = subjects.values()
-    totals = [subject.total_ms() for subject in (local, process, auto)]
-    first_s = min(local.took_s[0], process.start_s + process.took_s[0])
-    print(
-        f"{graph:<26} {totals[0]:8.0f} {totals[1]:8.0f} {totals[2]:8.0f} "
-        f"{totals[2] / min(totals[:2]):6.2f} {auto.took_s[0] / first_s:6.2f}  {auto.went}",
-        flush=True,
+    totals, firsts = (
+        [of(subject) for subject in subjects.values()]
+        for of in (Subject.total_ms, Subject.first_ms)
     )
+    return "".join(f"{total:9.1f}" for total in totals) + (
+        f"{totals[2] / min(totals[:2]):7.2f}{firsts[2] / min(firsts[:2]):7.2f}"
+        f"  {subjects['auto'].went}"
+    )
+
+
+@contextlib.contextmanager
+def busy_cores() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Another process spins on each core."""
+    spinners = [
+        subprocess.Popen([sys.executable, "-c", SPIN, str(os.getpid())])
+        for _ in range(available_cpus())
+    ]
+    try:
+        yield spinners
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
+
+
+MACHINES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "calm": contextlib.nullcontext,
+    "busy": busy_cores,
+}
 
 
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("graphs", nargs="*", metavar="GRAPH", help=f"any of {', '.join(GRAPHS)}")
+    names = ", ".join(f'"{name}"' for name in PROGRAMS)
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=f"any of {names}")
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
-    if unknown := set(options.graphs) - set(GRAPHS):
-        parser.error(f"no such graph: {', '.join(sorted(unknown))}")
+    if unknown := set(options.programs) - set(PROGRAMS):
+        parser.error(f"no such program: {', '.join(sorted(unknown))}")
     print(
-        f"Totals in ms from step {SETTLING + 1} on; auto / the better mode, the same of the first "
-        "step (with the start of the workers); where auto ran each step (l or p)\n"
-        f"{'':<26} {'local':>8} {'process':>8} {'auto':>8} {'total':>6} {'first':>6}"
+        f"Totals of steps in ms from step {SETTLING + 1} on; auto / the better mode, and the same "
+        f"of the first {FIRST} steps with the start of the workers; where auto ran each backward "
+        f"(l or p)\n{'':32}{'local':>9}{'process':>9}{'auto':>9}{'total':>7}{'first':>7}"
     )
-    for graph in options.graphs or GRAPHS:
-        compare(graph, options.steps)
+    for program in options.programs or PROGRAMS:
+        # Counted once: the modes have to do the same, however fast the processor is just now.
+        loops = loops_for(_MILLISECONDS[program]) if program in _MILLISECONDS else 0
+        for name, machine in MACHINES.items():
+            with machine():
+                print(f"{program:27} {name}{compare(program, loops, options.steps)}", flush=True)
 
 
 if __name__ == "__main__":

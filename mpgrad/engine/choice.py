@@ -1,9 +1,24 @@
-"""Where ``auto`` executes a graph: by the predicted times of both modes, and by earlier times."""
+"""Where ``auto`` runs a graph or a map: by the predicted times of both modes, and by earlier times.
+
+This is the whole choice. A graph or map that may never come again runs in workers if these are
+predicted to be clearly faster. If it comes again, its times count:
+
+* The first time in a mode does not, as it makes much that later ones use again; but it does if it
+  is many times as long as in the other mode.
+* The median of the last three times is what a mode takes. So a mode that has become slower is left
+  after two steps, and one slow step changes nothing.
+* The other mode is measured as soon as this one has been, unless it is predicted to be far slower;
+  once more if it is hardly slower; and also if one of its last times was clearly shorter.
+* Later it is measured again when that costs a small share of the time since it was measured last.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Hashable
+from statistics import median_low
+from typing import Literal, NamedTuple, TypeAlias
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.base.duration_text import duration
@@ -14,8 +29,8 @@ from mpgrad.scheduler.split import serial_us
 
 Mode: TypeAlias = Literal["local", "process"]
 
-#: The lower quartile and the median.
-QUARTER, MIDDLE = 0.25, 0.5
+#: The number of times that count in each mode.
+RECENT = 3
 #: The number of structures whose times are kept, the last used ones.
 STRUCTURES_MAX = 64
 
@@ -92,7 +107,7 @@ class _Sample(NamedTuple):
 
 
 class Experience:
-    """The times of graphs of one structure in each mode.
+    """The times of graphs of one structure, or of maps of one function, in each mode.
 
     They are compared with one another, not with predictions, which change while costs are learned.
     Only from graphs of other shapes the ratio to the prediction is taken.
@@ -100,56 +115,42 @@ class Experience:
 
     def __init__(self) -> None:
         self._took: dict[Mode, deque[_Sample]] = {
-            mode: deque(maxlen=tuning.SAMPLES) for mode in ("local", "process")
+            mode: deque(maxlen=RECENT) for mode in ("local", "process")
         }
-        #: The last samples of a mode as far as they were far from its usual time.
-        self._odd: dict[Mode, list[_Sample]] = {"local": [], "process": []}
-        self._has_begun: set[Mode] = set()
-        self._spent_us = self._lost_us = 0.0
+        #: The number of times since a mode was measured.
+        self._age: dict[Mode, int] = {"local": 0, "process": 0}
+        #: The shortest time of each mode that has begun, in microseconds, be it one that does not
+        #: count.
+        self._shortest: dict[Mode, float] = {}
+        #: What all have taken in this process.
+        self._here_us = 0.0
         #: The last prediction that ``choose`` was given.
         self._predicted: Prediction | None = None
 
     @property
-    def is_new(self) -> bool:
-        """Whether no backward of such a graph has run."""
-        return not self._has_begun
+    def start_after_us(self) -> float:
+        """The time from now on after which workers are worth their start, as this may not go on
+        for longer than it has."""
+        return max(tuning.START_AFTER_US - self._here_us, 0.0)
 
-    def begin(self, mode: Mode) -> None:
+    def begin(self, mode: Mode, took_us: float = 0.0) -> None:
         """A backward has run in that mode, or a part of one, under conditions that do not count."""
-        self._has_begun.add(mode)
+        self._shortest[mode] = min(took_us or math.inf, self._shortest.get(mode, math.inf))
+        if mode == "local":
+            self._here_us += took_us
 
     def note(self, mode: Mode, took_us: float, choice: Choice) -> None:
-        """Record the time of a backward without freezing and committing.
-
-        The first backward of each mode does not count: it makes much that later ones use again.
-        """
+        """Record the time of a backward without freezing and committing, but with its preparation,
+        or of a map."""
         assert choice.predicted is not None, "nothing was compared"
-        expected = self._expected(choice.predicted, choice.shapes)
-        if mode in self._has_begun:
-            best_us = min(expected)
-            self._spent_us += best_us
-            if choice.is_trial and self._took[mode]:
-                self._lost_us += max(took_us - best_us, 0.0)
-            predicted_us = getattr(choice.predicted, mode)
-            sample = _Sample(took_us, predicted_us, choice.shapes)
-            usual_us = self._usual_us(mode, predicted_us, choice.shapes, MIDDLE)
-            self._add(mode, sample, took_us if usual_us is None else usual_us)
-        self.begin(mode)
-
-    def _add(self, mode: Mode, sample: _Sample, usual_us: float) -> None:
-        """Keep a sample. If several in a row are far off, the graph takes another time now."""
-        took, odd = self._took[mode], self._odd[mode]
-        low, high = sorted((sample.took, usual_us))
-        if took and high > tuning.FAR_OFF * low:
-            odd.append(sample)
-        else:
-            odd.clear()
-        took.append(sample)
-        if len(odd) == tuning.KNOWN_FROM:
-            for samples in self._took.values():
-                samples.clear()
-            took.extend(odd)
-            odd.clear()
+        other: Mode = "process" if mode == "local" else "local"
+        known_us = self._usual_us(other, choice.predicted, choice.shapes)
+        most_us = tuning.SURPRISE_MAX * (known_us or self._shortest.get(other, math.inf))
+        if mode in self._shortest or took_us > most_us:
+            sample = _Sample(took_us, getattr(choice.predicted, mode), choice.shapes)
+            self._took[mode].append(sample)
+        self._age[mode], self._age[other] = 0, self._age[other] + 1
+        self.begin(mode, took_us)
 
     def predict_alike(self, work_us: float) -> Prediction | None:
         """The prediction for a graph without a plan, in the ratio of the last one.
@@ -160,7 +161,7 @@ class Experience:
         Args:
             work_us: the cost of the graph's Nodes.
         """
-        if self._predicted is None or min(map(len, self._took.values())) < tuning.KNOWN_FROM:
+        if self._predicted is None or not all(self._took.values()):
             return None
         ratio = self._predicted.process / max(self._predicted.local, 1.0)
         return Prediction(work_us, work_us * ratio)
@@ -176,7 +177,7 @@ class Experience:
         self._predicted = predicted
         expected = self._expected(predicted, shapes)
         # Workers must be clearly better for a graph that may never come again.
-        is_known = bool(self._took["process"]) or len(self._took["local"]) == tuning.SAMPLES
+        is_known = bool(self._took["process"]) or len(self._took["local"]) == RECENT
         margin = 1.0 if is_known else tuning.MARGIN
         is_faster = expected.process * margin < expected.local
         modes: tuple[Mode, Mode] = ("process", "local") if is_faster else ("local", "process")
@@ -186,74 +187,82 @@ class Experience:
             f"this process {duration(expected.local)}"
         )
         can_try = other == "local" or has_workers
-        if can_try and self._is_due(mode, other, expected):
+        if can_try and self._is_due(mode, other, predicted, expected, shapes):
             text = f"to measure it; {reason}"
             return Choice(other, text, predicted, is_trial=True, shapes=shapes)
         return Choice(mode, reason, predicted, shapes=shapes)
 
-    def _is_due(self, mode: Mode, other: Mode, expected: Prediction) -> bool:
-        """Whether the other mode is to be measured now.
-
-        It is soon if it is hardly known and the modes may be close. Then it is again and again,
-        for a small share of the time. One time of this process is enough if it is clearly longer;
-        workers may need more than one backward until they are as fast as they can be.
-        """
+    def _is_due(
+        self, mode: Mode, other: Mode, predicted: Prediction, expected: Prediction, shapes: int
+    ) -> bool:
+        """Whether the other mode is to be measured now."""
         if not self._took[mode]:
             return False
-        best_us = min(expected)
-        ratio = getattr(expected, other) / max(best_us, 1.0)
-        is_clear = other == "local" and bool(self._took[other]) and ratio > tuning.MARGIN
-        is_known = is_clear or len(self._took[other]) >= tuning.KNOWN_FROM
-        if not is_known and ratio <= tuning.FAR_OFF:
-            return True
-        # A trial counts as more expensive than predicted, because the prediction may be wrong.
-        loss_us = (max(ratio, tuning.MARGIN) - 1.0) * best_us
-        return self._lost_us + loss_us <= tuning.TRIAL_SHARE * self._spent_us
+        usual_us, other_us = getattr(expected, mode), getattr(expected, other)
+        times = self._times(other, predicted, shapes)
+        if not times:
+            # Whatever has made this mode slower than predicted may do so with the other one.
+            best_us = max(usual_us, getattr(predicted, mode))
+            if getattr(predicted, other) <= tuning.FAR_OFF * best_us:
+                return True
+        else:
+            # Workers may need more than one time until they are as fast as they can be.
+            most = tuning.MARGIN if other == "local" else tuning.FAR_OFF
+            if len(times) == 1 and times[0] <= most * usual_us:
+                return True
+            shortest_us = min(times)
+            if len(times) < RECENT:  # a time that does not count was still not too long
+                shortest_us = min(shortest_us, self._shortest.get(other, math.inf))
+            if self._age[other] and shortest_us * tuning.MARGIN < usual_us:
+                return True
+        # A trial counts as more expensive than expected, because that may be wrong.
+        loss = max(other_us / max(usual_us, 1.0), tuning.MARGIN) - 1.0
+        return loss <= tuning.TRIAL_SHARE * self._age[other]
 
     def _expected(self, predicted: Prediction, shapes: int) -> Prediction:
-        """What such graphs took, so that interruptions do not decide: these only make longer.
+        """What such graphs took.
 
         If a graph is slower in this process than its rules take, the same factor is assumed for
         workers until it is measured.
         """
-        local = self._usual_us("local", predicted.local, shapes)
-        process = self._usual_us("process", predicted.process, shapes)
-        here = 1.0 if local is None else local / max(predicted.local, 1.0)
+        local_us = self._usual_us("local", predicted, shapes)
+        process_us = self._usual_us("process", predicted, shapes)
+        here = 1.0 if local_us is None else local_us / max(predicted.local, 1.0)
         return Prediction(
-            predicted.local if local is None else local,
-            predicted.process * here if process is None else process,
+            predicted.local if local_us is None else local_us,
+            predicted.process * here if process_us is None else process_us,
         )
 
-    def _usual_us(
-        self, mode: Mode, predicted_us: float, shapes: int, part: float = QUARTER
-    ) -> float | None:
-        """A quantile of the samples; None if there are none.
+    def _usual_us(self, mode: Mode, predicted: Prediction, shapes: int) -> float | None:
+        """What a mode takes; None if that has not been measured."""
+        times = self._times(mode, predicted, shapes)
+        return median_low(times) if times else None
 
-        The lower quartile, which interruptions do not change, follows two shorter times at once.
-        """
-        samples = self._took[mode]
-        if not samples:
-            return None
-        times = sorted(
-            [
-                took if shapes == of else took / max(predicted, 1.0) * predicted_us
-                for took, predicted, of in samples
-            ]
-        )
-        return times[int((len(times) - 1) * part)]
+    def _times(self, mode: Mode, predicted: Prediction, shapes: int) -> list[float]:
+        """The last times of a mode in microseconds, the newest one last."""
+        predicted_us = getattr(predicted, mode)
+        return [
+            took if shapes == of else took / max(before, 1.0) * predicted_us
+            for took, before, of in self._took[mode]
+        ]
 
 
 class Experiences:
-    """Experiences by structure: all of a graph but sizes and costs. Not thread-safe by itself."""
+    """Experiences by structure or function, the last used ones. Not thread-safe by itself."""
 
-    def __init__(self) -> None:
-        self._found: OrderedDict[Any, Experience] = OrderedDict()
+    def __init__(self, most: int = STRUCTURES_MAX) -> None:
+        self._found: OrderedDict[Hashable, Experience] = OrderedDict()
+        self._most = most
 
-    def of(self, spec: GraphSpec) -> Experience:
-        """The experience with graphs of this structure."""
-        key = tuple([(node.name, node.edges, node.on_client) for node in spec.nodes])
+    def of(self, key: Hashable) -> Experience:
+        """What is known about ``key``."""
         found = self._found.setdefault(key, Experience())
         self._found.move_to_end(key)
-        if len(self._found) > STRUCTURES_MAX:
+        if len(self._found) > self._most:
             self._found.popitem(last=False)
         return found
+
+
+def structure_of(spec: GraphSpec) -> Hashable:
+    """All of a graph but sizes and costs."""
+    return tuple([(node.name, node.edges, node.on_client) for node in spec.nodes])

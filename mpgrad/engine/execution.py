@@ -23,7 +23,7 @@ from mpgrad.calls.initializing import Initializer
 from mpgrad.engine import compiled
 from mpgrad.engine.blas import blas_limit, let_idle_threads_sleep
 from mpgrad.engine.calls_in_workers import Answered, Chunks, run_calls
-from mpgrad.engine.choice import Mode
+from mpgrad.engine.choice import Experiences, Mode
 from mpgrad.engine.engine_statistics import ArenaStatistics, Counters, EngineStatistics
 from mpgrad.engine.explanation import Explanation, explain
 from mpgrad.engine.handover import SavedTensorsUnreadable
@@ -44,7 +44,6 @@ from mpgrad.engine.session_pool import SessionPool
 from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.engine.submitter import OF_PARENT, Submitter
 from mpgrad.errors import CoordinatorLost, EngineClosed
-from mpgrad.scheduler import tuning
 from mpgrad.shm.arena import client_arena
 from mpgrad.tensors.tensor import Tensor, gradient_edge
 from mpgrad.wire.schema import Processes
@@ -55,6 +54,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+#: The maps whose times are kept, the last used ones.
+MAPS_MAX = 1024
 
 
 class Execution:
@@ -71,6 +73,8 @@ class Execution:
         self._initializer = None if function is None else Initializer(function, options.initargs)
         self.preparation = Preparation(options)
         self.sessions = SessionPool(spawn, self.preparation.expect_message_us, self._initializer)
+        #: What maps have taken in each mode, by their function and number of items.
+        self.maps = Experiences(MAPS_MAX)
         self._counters = Counters()
         self._spot_checks = SpotChecks(options.check)
         self._local_count = self._local_failed = 0
@@ -85,6 +89,7 @@ class Execution:
         self.sessions.abandon()
         self.preparation = Preparation(options)
         self.sessions = SessionPool(spawn, self.preparation.expect_message_us, self._initializer)
+        self.maps = Experiences(MAPS_MAX)
         self._counters = Counters()
         lost = EngineClosed(OF_PARENT)
         for submission in self.submitter.abandon():
@@ -105,6 +110,7 @@ class Execution:
             return self._execute(frozen, run)
 
     def _execute(self, frozen: FrozenGraph, profiled: BackwardRun | None) -> list[tuple[Any, bool]]:
+        started = perf_counter()
         with span("plan"):
             ready = self._ready(frozen)
         if self._options.debug:
@@ -119,13 +125,12 @@ class Execution:
                 warn_of_slow_loop(placed)
             if profiled is not None:
                 profiled.spec, profiled.on_client = placed.frozen.spec, placed.unasked
-        started = perf_counter()
         mode: Mode = "local"
-        if placed is None or graph is None or ready.choice.mode != "process":
+        if ready.choice.mode != "process":
             results = self._here(run_local, frozen, teaches=self._options.mode != "local")
-        elif not self._has_workers():
-            wait_us = tuning.START_AFTER_US if self.preparation.is_new(graph) else 0.0
-            results = self._here(self._until_workers_are_ready, frozen, started + wait_us / 1e6)
+        elif placed is None or graph is None or not self._has_workers():
+            start_at = started + self.preparation.start_after_us(ready) / 1e6
+            results = self._here(self._until_workers_are_ready, frozen, start_at)
         else:
             results, mode = self._in_workers(frozen, placed, graph)
         # `auto` learns what a backward took.

@@ -24,6 +24,7 @@ from mpgrad.engine.choice import (
     Experiences,
     Mode,
     predict,
+    structure_of,
     too_serial,
     too_small,
 )
@@ -134,9 +135,17 @@ class Preparation:
         if choice is not None and choice.mode == "local":
             return Ready(choice)
         known = self._known_plan(frozen) if choice is None else None
-        chosen = None if known is None else self._choose(known, has_workers=has_workers)
-        if known is not None and chosen is not None and chosen.mode == "local":
-            return Ready(chosen, None, known, known.experience)
+        chosen: Choice | None = None
+        if known is not None:
+            is_valid, experience = known.serves(frozen.spec), self._experience(known)
+            if is_valid:
+                chosen = self._choose(known, has_workers=has_workers)
+            else:
+                chosen = _choose_alike(experience, frozen.spec, has_workers=has_workers)
+            if chosen is not None and (chosen.mode == "local" or not has_workers):
+                return Ready(chosen, None, known if is_valid else None, experience)
+            if not is_valid:
+                known = None
         placed = place(frozen)
         if choice is None and not self._is_planned(placed.frozen):
             ready = self._ready_without_plan(placed, has_workers=has_workers)
@@ -150,12 +159,13 @@ class Preparation:
         return Ready(chosen, placed, graph, graph.experience)
 
     def _known_plan(self, frozen: FrozenGraph) -> PreparedGraph | None:
-        """The plan for these tables, if there is one: a graph that runs here needs no places."""
+        """The plan for these tables if there is one, be it for other costs: a graph that runs here
+        needs no places."""
         known = frozen.remembered
         graph: PreparedGraph | None = None
         if known is not None and not CUDA.in_use:
             graph = known.prepared.get(self._plans_for)
-        return graph if graph is not None and graph.serves(frozen.spec) else None
+        return graph
 
     def _choose(self, graph: PreparedGraph, *, has_workers: bool) -> Choice:
         predicted = predict(graph.plan, self._options.cpu_workers, self.message_us)
@@ -167,12 +177,11 @@ class Preparation:
         """``local`` if that is known to be faster for such graphs; else None."""
         spec = placed.frozen.spec
         with self._lock:
-            experience = self._experiences.of(spec)
-        predicted = experience.predict_alike(sum([node.cost_us for node in spec.nodes]))
-        if predicted is None:
+            experience = self._experiences.of(structure_of(spec))
+        choice = _choose_alike(experience, spec, has_workers=has_workers)
+        if choice is None or choice.mode != "local":
             return None
-        choice = experience.choose(predicted, has_workers=has_workers, shapes=shapes_of(spec))
-        return Ready(choice, placed, None, experience) if choice.mode == "local" else None
+        return Ready(choice, placed, None, experience)
 
     def _choice_without_plan(self, frozen: FrozenGraph, mode: str) -> Choice | None:
         if CUDA.in_use and (gpus := gpus_of(frozen.nodes)):
@@ -213,16 +222,16 @@ class Preparation:
         if ready.choice.mode == mode:
             ready.experience.note(mode, took_us, ready.choice)
         else:
-            ready.experience.begin(mode)
+            ready.experience.begin(mode, took_us)
 
-    def is_new(self, graph: PreparedGraph) -> bool:
-        """Whether it is the first graph of its structure."""
-        return self._experience(graph).is_new
+    def start_after_us(self, ready: Ready) -> float:
+        """The time after which workers are worth their start."""
+        return 0.0 if ready.experience is None else ready.experience.start_after_us
 
     def _experience(self, graph: PreparedGraph) -> Experience:
         if graph.experience is None:
             with self._lock:
-                graph.experience = self._experiences.of(graph.spec)
+                graph.experience = self._experiences.of(structure_of(graph.spec))
         return graph.experience
 
     def mode(self) -> str:
@@ -248,6 +257,14 @@ class Preparation:
         """The same graph, with Nodes whose saved tensors cannot be read in the client."""
         placed = keep_unreadable(placed)
         return placed, self.plan_of(placed.frozen)
+
+
+def _choose_alike(experience: Experience, spec: GraphSpec, *, has_workers: bool) -> Choice | None:
+    """The choice for a graph without a plan; None if too little is known."""
+    predicted = experience.predict_alike(sum([node.cost_us for node in spec.nodes]))
+    if predicted is None:
+        return None
+    return experience.choose(predicted, has_workers=has_workers, shapes=shapes_of(spec))
 
 
 def _is_inner() -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -200,7 +199,9 @@ class CallsOfMap:
         if mode == "process":
             ran = self._in_workers(0)
         else:
-            ran = self._wherever_it_is_faster()
+            ran = placing.run_wherever_it_is_faster(
+                self.key, self._count, self._here_until, lambda: self._in_workers(0)
+            )
         self._write_buffers(ran)
         return [self._result(number, one) for number, one in enumerate(ran)]
 
@@ -211,22 +212,11 @@ class CallsOfMap:
         self._write_buffers(ran)
         return [self._result(number, one) for number, one in enumerate(ran)]
 
-    def _wherever_it_is_faster(self) -> list[_Ran]:
-        execution = current_engine().execution_for_calls()
-        workers, count = execution.workers, self._count
-
-        def are_workers_better(done: int) -> bool:
-            better = placing.is_worth_it(self.key, count - done, workers)
-            return bool(better) and execution.start_for_calls()
-
-        is_better_here = placing.was_better_here(self.key, count)
-        if not is_better_here and are_workers_better(0):
-            return self._in_workers(0)
+    def _here_until(self, until: Callable[[int], bool]) -> list[_Ran]:
+        """Run the calls here, and in workers what is left when ``until(done)`` is true."""
         self._pack_until(len(self._items))
-        if is_better_here:
-            return placing.run_here(self.key, count, self._here, until=lambda done: False)
-        ran = placing.run_here(self.key, count, self._here, until=are_workers_better)
-        return ran if len(ran) == count else ran + self._in_workers(len(ran))
+        ran = placing.run_here(self.key, self._count, self._here, until=until)
+        return ran if len(ran) == self._count else ran + self._in_workers(len(ran))
 
     def _here(self, number: int) -> _Ran:
         """Run one call in this process, on copies as a worker has."""
@@ -268,11 +258,9 @@ class CallsOfMap:
         execution = current_engine().execution_for_calls()
         self._ended = execution.sessions.ended_branches
         with span(f"wait for {self.name}", WAITING):
-            chunks, started = self._chunks(first), perf_counter()
+            chunks = self._chunks(first)
             answered = execution.run_calls(chunks, self.around, self.keep)
-        took_us = (perf_counter() - started) * 1e6
         requests = [request for chunk in chunks.made for request in chunk]
-        placing.IN_WORKERS.note(self.key, len(requests), took_us)
         placing.TIMES.observe(self.key, [one.took_us for one in answered])
         ran, lacking = dict[int, _Ran](), dict[int, Request]()
         placing.SIZES.note(self.key, max([one.answer.nbytes for one in answered]))

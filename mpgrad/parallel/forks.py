@@ -153,7 +153,7 @@ def _is_for_workers(made: CallsOfMap) -> bool:
     execution = current_engine().execution_for_calls()
     # Several forks are under way at a time, as a rule.
     is_worth_it = placing.is_worth_it(made.key, execution.workers, execution.workers)
-    return bool(is_worth_it) and execution.start_for_calls()
+    return is_worth_it and execution.start_for_calls()
 
 
 def _run_now(future: ForkFuture, run: Callable[[], Any]) -> None:

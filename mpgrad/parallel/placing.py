@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import types
 from collections import OrderedDict
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from mpgrad.autograd.running import engine_slot
 from mpgrad.calls.branch import generators_kept
+from mpgrad.engine.choice import Mode, Prediction
 from mpgrad.engine.engine import current_engine
 from mpgrad.scheduler.cost_model import CostModel
 
-#: What workers must save at least, in seconds: the messages of a map, and what it costs to learn.
-WORTH_S = 0.002
-#: The message and the copies of one item, in seconds.
-ITEM_S = 0.0002
+R = TypeVar("R")
+
+#: What workers must save at least: the messages of a map, and what it costs to learn.
+MAP_US = 2000.0
+#: The message and the copies of one item.
+ITEM_US = 200.0
 #: The functions whose times are remembered.
 FUNCTIONS_MAX = 1024
-
-
-#: The part of the time here that a map in workers must stay below, once both are measured.
-GAIN = 0.95
-#: Of so many maps that were better here, one is tried in workers again.
-TRIAL_EVERY = 16
 
 #: How long one item of each function takes, by its name.
 TIMES = CostModel()
@@ -71,26 +67,65 @@ def mode() -> str:
     return engine.execution_for_calls().preparation.mode()
 
 
-def is_worth_it(name: str, items: int, workers: int) -> bool | None:
-    """Whether workers would finish the items sooner; None if the function has not run yet."""
+def predict(name: str, items: int, workers: int) -> Prediction | None:
+    """What the items take in each mode, in microseconds; None if the function has not run yet."""
     took_us = TIMES.get(name)
     if took_us is None:
         return None
-    here_s = took_us / 1e6 * items
-    there_s = WORTH_S + ITEM_S * items + here_s / max(min(workers, items), 1)
-    return workers > 1 and there_s < here_s
+    here_us = took_us * items
+    there_us = MAP_US + ITEM_US * items + here_us / max(min(workers, items), 1)
+    return Prediction(here_us, there_us)
 
 
-def was_better_here(name: str, items: int) -> bool:
-    """Whether a map of so many items has taken longer in workers than it would take here. Now and
-    then it is False although it has."""
-    took_us, there_us = TIMES.get(name), IN_WORKERS.get(name, items)
-    if took_us is None or there_us is None:
-        return False
-    return there_us >= GAIN * took_us * items and next(_trials) % TRIAL_EVERY != 0
+def is_worth_it(name: str, items: int, workers: int) -> bool:
+    """Whether workers would finish the items sooner, as far as is known."""
+    predicted = predict(name, items, workers)
+    return predicted is not None and predicted.process < predicted.local
 
 
-_trials = itertools.count(1)
+def run_wherever_it_is_faster(
+    name: str,
+    count: int,
+    here_until: Callable[[Callable[[int], bool]], list[R]],
+    in_workers: Callable[[], list[R]],
+) -> list[R]:
+    """Run a map by the choice of ``engine.choice``. While the function is new, or the workers
+    start, items run here, and the others in workers as soon as that is faster.
+
+    Args:
+        name: of the function.
+        count: of the items.
+        here_until: runs items here until its argument is true of their number, and others in
+            workers.
+        in_workers: runs all of them in workers.
+    """
+    execution = current_engine().execution_for_calls()
+    workers, is_ready = execution.workers, execution.sessions.is_ready
+    experience, started = execution.maps.of((name, count)), perf_counter()
+
+    def are_workers_better(done: int) -> bool:
+        rest = predict(name, count - done, workers)
+        if rest is None or rest.local <= rest.process:
+            return False
+        took_us = (perf_counter() - started) * 1e6
+        is_long = took_us + rest.local >= experience.start_after_us
+        return execution.sessions.is_ready or (is_long and execution.start_for_calls())
+
+    predicted = predict(name, count, workers)
+    choice = predicted and experience.choose(predicted, has_workers=is_ready)
+    mode: Mode | None = None
+    if choice and choice.mode == "local":
+        ran, mode = here_until(lambda done: False), "local"
+    elif choice and is_ready:
+        ran, mode = in_workers(), "process"
+    else:
+        ran = here_until(are_workers_better)
+    took_us = (perf_counter() - started) * 1e6
+    if choice and mode:
+        experience.note(mode, took_us, choice)
+    else:
+        experience.begin("local", took_us)
+    return ran
 
 
 def run_here(
@@ -111,31 +146,6 @@ def run_here(
 def _shorten(table: OrderedDict[Any, Any]) -> None:
     if len(table) > FUNCTIONS_MAX:
         table.popitem(last=False)
-
-
-class MapsInWorkers:
-    """How long the last maps of a function over so many items have taken in workers, from their
-    messages to their results. There is no lock, as for ``Sizes``."""
-
-    #: The best of so many counts: a map may have waited for a processor, or for a worker's imports.
-    RECENT = 3
-
-    def __init__(self) -> None:
-        self._took_us: OrderedDict[tuple[str, int], list[float]] = OrderedDict()
-
-    def get(self, name: str, items: int) -> float | None:
-        """Microseconds; None if there was no second map."""
-        found = self._took_us.get((name, items), [])
-        return min(found) if len(found) > 1 else None
-
-    def note(self, name: str, items: int, took_us: float) -> None:
-        """A map has taken that long."""
-        before = self._took_us.pop((name, items), [])
-        self._took_us[name, items] = [*before, took_us][-self.RECENT :]
-        _shorten(self._took_us)
-
-
-IN_WORKERS = MapsInWorkers()
 
 
 class Sizes:

@@ -34,8 +34,8 @@ FLOPS_PER_US = 80_000.0
 
 # ---------------------------------------------------------------------- learning
 
-#: The number of measurements that count: a median is taken of the last ones, and a mean gives the
-#: newest one the weight that it has among this many. Costs are measured and learned in this many
+#: The number of measurements that count: a mean gives the newest one the weight that it has among
+#: this many. Costs are measured and learned in this many
 #: first backwards of a graph, then once in this many.
 SAMPLES = 8
 #: A measurement counts as at most this many times the expected time, and as at least that fraction
@@ -51,12 +51,9 @@ FAR_OFF = 2.0
 #: A new graph goes to workers only if they are predicted to be this many times faster: a smaller
 #: advantage is not worth starting processes.
 MARGIN = 1.2
-#: If a graph is new, workers start only after it has run in this process for so long: it may not
-#: come again, and their start takes time from it.
+#: Workers start for a graph or map only after such ones have run in this process for so long: they
+#: may not come again, and the start takes time from them.
 START_AFTER_US = 250_000.0
-#: The number of times from which on a mode counts as known. After as many in a row that are far
-#: from the usual one, earlier ones do not count.
-KNOWN_FROM = 3
 #: The part of the time that may be spent on measuring the other mode again.
 TRIAL_SHARE = 0.02
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from mpgrad.base.machine import available_cpus
+from tests.leftovers import wait_until
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -27,11 +30,36 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_each_step_of_auto_is_shown() -> None:
     done = run("tiny", "--steps", "6")
     assert (done.returncode, done.stderr) == (0, "")
-    row = done.stdout.splitlines()[-1]
-    assert re.fullmatch(r"tiny( +\d+){3}( +\d+\.\d\d){2}  llllll", row), row
+    for row, machine in zip(done.stdout.splitlines()[-2:], ("calm", "busy"), strict=True):
+        figures = r"( +\d+\.\d){3}( +\d+\.\d\d){2}"
+        assert re.fullmatch(rf"tiny +{machine}{figures}  llllll", row), row
 
 
-def test_a_graph_that_is_not_there() -> None:
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_natural_program_runs_as_a_map() -> None:
+    pytest.importorskip("scipy")
+    done = run("memo, map", "--steps", "5")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [re.split(r" {2,}", row)[0] for row in done.stdout.splitlines()[-2:]]
+    assert rows == ["memo, map", "memo, map"]
+
+
+@pytest.mark.process
+def test_the_processes_that_spin_end_with_the_benchmark() -> None:
+    code = (
+        "import os, signal\nfrom benchmarks import auto\n"
+        "with auto.busy_cores() as spinners:\n"
+        "    print(*[one.pid for one in spinners], flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == available_cpus()
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}/task").exists() for pid in pids))
+
+
+def test_a_program_that_is_not_there() -> None:
     done = run("huge")
     assert done.returncode == 2
-    assert "no such graph: huge" in done.stderr
+    assert "no such program: huge" in done.stderr

@@ -62,6 +62,7 @@ def may_be_ready(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("workers_start_at_once")
 def test_heavy_branches_move_to_the_workers(may_be_ready: threading.Event) -> None:
     threads = threading.enumerate()
     with mg.Engine("auto", cpu_workers=2) as engine:

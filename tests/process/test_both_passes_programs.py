@@ -20,6 +20,7 @@ import pytest
 import mpgrad as mg
 from mpgrad import nn
 from mpgrad.calls.branches import BRANCHES
+from mpgrad.engine.choice import Choice, Prediction
 from mpgrad.parallel import placing
 from mpgrad.profiler import profile
 from mpgrad.report.page import write_report
@@ -573,19 +574,21 @@ def test_auto_takes_short_items_back_from_the_workers(monkeypatch: pytest.Monkey
     assert learned < 50_000.0
 
 
-def test_what_maps_have_taken_in_workers_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_maps_have_taken_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short the items are said to be, and wherever the workers are slow."""
     monkeypatch.setattr(placing, "TIMES", CostModel())
-    monkeypatch.setattr(placing, "IN_WORKERS", placing.MapsInWorkers())
-    placing.TIMES.observe("f", [1000.0])
-    assert not placing.was_better_here("f", 16)
-    placing.IN_WORKERS.note("f", 16, 400_000.0)  # with the imports of a worker
-    assert not placing.was_better_here("f", 16)
-    placing.IN_WORKERS.note("f", 16, 20_000.0)
-    asked = [placing.was_better_here("f", 16) for _ in range(2 * placing.TRIAL_EVERY)]
-    assert asked.count(False) == 2  # it is tried again
-    assert not placing.was_better_here("f", 8)
-    placing.IN_WORKERS.note("f", 16, 9_000.0)
-    assert not any(placing.was_better_here("f", 16) for _ in range(2 * placing.TRIAL_EVERY))
-    for _ in range(placing.MapsInWorkers.RECENT):
-        placing.IN_WORKERS.note("f", 16, 16_000.0)
-    assert any(placing.was_better_here("f", 16) for _ in range(2))
+    key = f"{where_it_runs.__module__}.{where_it_runs.__qualname__}"
+    with mg.Engine("auto", cpu_workers=2) as engine:
+        execution = engine.execution_for_calls()
+        execution.sessions.start()
+        predicted = Prediction(8_000.0, 5_000.0)
+        for mode, took_us in (("local", 8_000.0), ("process", 400_000.0)):
+            for _ in range(4):
+                choice = Choice(mode, "", predicted)
+                execution.maps.of((key, 8)).note(mode, took_us, choice)  # type: ignore[arg-type]
+        for _ in range(4):
+            placing.TIMES.observe(key, [50_000.0])
+            assert set(mg.parallel_map(where_it_runs, range(8))) == {os.getpid()}
+        monkeypatch.setattr(placing, "TIMES", CostModel())
+        placing.TIMES.observe(key, [50_000.0])
+        assert os.getpid() not in mg.parallel_map(where_it_runs, range(9))
