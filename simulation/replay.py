@@ -43,9 +43,13 @@ def outcome_of(core: CoordinatorState, event: Any) -> Outcome:
 
 
 def replay(
-    events: Iterable[Any], answers: Iterable[tuple[int, int] | SharedMemoryExhausted]
+    events: Iterable[Any],
+    answers: Iterable[tuple[int, int] | SharedMemoryExhausted],
+    message_part_bytes: int,
 ) -> Iterator[Outcome]:
-    """Run all ``events`` that a core has handled, with the answers of its allocator."""
+    """Run all ``events`` that a core has handled, with the answers of its allocator and its
+    ``message_part_bytes``."""
     core = CoordinatorState(KnownAnswers(answers))
+    core.message_part_bytes = message_part_bytes
     for event in events:
         yield outcome_of(core, event)

@@ -40,7 +40,7 @@ Rules of both files:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mpgrad.base.handles import Block, GradientRef, is_counted
@@ -419,19 +419,26 @@ def _without_many_tasks(event: Any) -> Any:
     return event._replace(tasks=event.tasks[:TASKS_KEPT])
 
 
-def _without_many_bytes(event: ev.NodeTaskDone) -> ev.NodeTaskDone:
+def _are_few_bytes(outputs: Iterable[GradientRef]) -> bool:
+    return sum([len(ref) for ref in outputs if type(ref) is bytes]) <= TASKS_KEPT * BYTES_KEPT
+
+
+def _without_many_outputs(event: ev.NodeTaskDone) -> ev.NodeTaskDone:
     outputs = event.outputs
-    if len(outputs) <= TASKS_KEPT:
-        inline = [len(ref) for ref in outputs if type(ref) is bytes]
-        if sum(inline) <= TASKS_KEPT * BYTES_KEPT:
-            return event
-    return event._replace(outputs=())
+    is_small = len(outputs) <= TASKS_KEPT and _are_few_bytes(outputs)
+    return event if is_small else event._replace(outputs=())
+
+
+def _without_many_published(event: ev.NodeTaskProgress) -> ev.NodeTaskProgress:
+    outputs = event.outputs
+    is_small = len(outputs) <= TASKS_KEPT and _are_few_bytes([ref for _, ref in outputs])
+    return event if is_small else event._replace(outputs=())
 
 
 #: How an event is kept that may be large.
 _SHORTEN: dict[type[Any], Callable[[Any], Any]] = {
-    ev.NodeTaskDone: _without_many_bytes,
-    ev.NodeTaskProgress: lambda event: event._replace(outputs=()),
+    ev.NodeTaskDone: _without_many_outputs,
+    ev.NodeTaskProgress: _without_many_published,
     ev.GraphSubmitted: _without_many_tasks,
     ev.GraphExtended: _without_many_tasks,
     ev.NodeTaskFailed: lambda event: event._replace(error=event.error[:BYTES_KEPT]),

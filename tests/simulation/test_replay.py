@@ -21,7 +21,8 @@ def differences(world: World) -> int:
     coordinator = world.coordinator
     # The World is short enough: nothing has left the ring.
     assert len(coordinator.outcomes) == len(coordinator.core.last_events)
-    again = list(replay(coordinator.core.last_events, world.memory.answers))
+    core = coordinator.core
+    again = list(replay(core.last_events, world.memory.answers, core.message_part_bytes))
     pairs = zip(comparable(coordinator.outcomes), comparable(again), strict=True)
     return next((number for number, (was, is_now) in enumerate(pairs) if was != is_now), -1)
 
