@@ -3,8 +3,8 @@
 This is the whole choice. A graph or map that may never come again runs in workers if these are
 predicted to be clearly faster. If it comes again, its times count:
 
-* The first time in a mode does not, as it makes much that later ones use again; but it does if it
-  is many times as long as in the other mode.
+* The first time in a mode does not: workers import modules in it, and it makes much that later
+  ones use again.
 * The median of the last three times is what a mode takes. So a mode that has become slower is left
   after two steps, and one slow step changes nothing.
 * The other mode is measured as soon as this one has been, unless it is predicted to be far slower;
@@ -144,9 +144,7 @@ class Experience:
         or of a map."""
         assert choice.predicted is not None, "nothing was compared"
         other: Mode = "process" if mode == "local" else "local"
-        known_us = self._usual_us(other, choice.predicted, choice.shapes)
-        most_us = tuning.SURPRISE_MAX * (known_us or self._shortest.get(other, math.inf))
-        if mode in self._shortest or took_us > most_us:
+        if mode in self._shortest:
             sample = _Sample(took_us, getattr(choice.predicted, mode), choice.shapes)
             self._took[mode].append(sample)
         self._age[mode], self._age[other] = 0, self._age[other] + 1

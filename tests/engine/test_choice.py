@@ -453,13 +453,15 @@ def test_the_other_mode_is_measured_in_the_fourth_step_however_long_this_one_tak
     assert modes == ["process", "process", "local", "local"]
 
 
-def test_a_first_time_that_is_many_times_as_long_counts() -> None:
-    """Workers import the program, and get what Functions have saved."""
+@pytest.mark.parametrize(("in_workers_us", "most_in_workers"), [(6_000.0, 50), (455_000.0, 1)])
+def test_what_workers_import_does_not_count(in_workers_us: float, most_in_workers: int) -> None:
+    """Their first time says nothing of the later ones, be they shorter than here or not."""
     experience = Experience()
     experience.begin("local", 12_000.0)
     experience.note("process", 455_000.0, experience.choose(PREDICTED, has_workers=True))
-    made = run(experience, Prediction(10_000.0, 455_000.0), 50)
-    assert {choice.mode for choice in made} == {"local"}
+    made = run(experience, Prediction(10_000.0, in_workers_us), 50)
+    in_workers = [choice.mode for choice in made].count("process")
+    assert most_in_workers * 0.9 <= in_workers <= most_in_workers
 
 
 def test_an_interrupted_time_does_not_keep_a_mode_away() -> None:
