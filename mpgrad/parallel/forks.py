@@ -116,8 +116,15 @@ def fork_of(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     seed: tuple[int, int, int] | None = None,
+    begins: Callable[[ForkFuture], None] = lambda future: None,
 ) -> ForkFuture:
-    """``fork`` for the tensors of ``library``; ``seed`` as for ``CallsOfMap``."""
+    """``fork`` for the tensors of ``library``.
+
+    Args:
+        library, fn, args, kwargs: see there.
+        seed: as for ``CallsOfMap``.
+        begins: is told the Future before the call goes to a worker.
+    """
     if not callable(fn):
         raise TypeError(f"fn must be callable, not {type(fn).__name__}")
     future = ForkFuture()
@@ -128,7 +135,7 @@ def fork_of(
     if not _is_for_workers(made):
         _run_now(future, lambda: made.run_here()[0])
         return future
-    _submit(made, future)
+    _submit(made, future, begins)
     return future
 
 
@@ -164,7 +171,7 @@ def _run_now(future: ForkFuture, run: Callable[[], Any]) -> None:
         future.set_exception(error)
 
 
-def _submit(made: CallsOfMap, future: ForkFuture) -> None:
+def _submit(made: CallsOfMap, future: ForkFuture, begins: Callable[[ForkFuture], None]) -> None:
     execution = current_engine().execution_for_calls()
     # The Node is made when the answer comes, on another thread, but stands here in the program.
     place = made.place()
@@ -191,4 +198,5 @@ def _submit(made: CallsOfMap, future: ForkFuture) -> None:
         end,
     )
     future.stop = submission.stopping(execution.submitter)
+    begins(future)
     execution.submitter.submit(submission)

@@ -88,6 +88,14 @@ def _others_stopped_on_error() -> Iterator[None]:
         raise
 
 
+def stop_left_behind() -> None:
+    """Stop what a backward of this thread has begun, and has left by an error elsewhere: a Ctrl-C
+    between two Nodes."""
+    if _under_way.branches and backward_number() < 0:
+        for branch in [*_under_way.branches]:
+            branch.stop_all(GRACE_MS)
+
+
 class ForkedBranch:
     """What both Nodes of a branch know.
 
@@ -137,8 +145,13 @@ class ForkedBranch:
                 flight: Any = self._recorded_gradients(grads)
             else:
                 flight = self._gradients(grads)
-            self._flights[backward_number()] = flight, _keeps_graph()
-            _under_way.branches.add(self)
+            self._is_under_way(flight)
+
+    def _is_under_way(self, flight: Any) -> None:
+        """Note what ``end`` will give. A worker may cause a Ctrl-C as soon as it has its task, so
+        this comes before that is submitted."""
+        self._flights[backward_number()] = flight, _keeps_graph()
+        _under_way.branches.add(self)
 
     def end(self) -> list[torch.Tensor | None]:
         """The gradient of each input."""
@@ -155,6 +168,11 @@ class ForkedBranch:
         flight, _ = self._flights.pop(number, (None, False))
         if isinstance(flight, Future):
             flight.stop(grace_ms)  # type: ignore[attr-defined]
+
+    def stop_all(self, grace_ms: int) -> None:
+        """``stop`` for every backward: none is running."""
+        for number in [*self._flights]:
+            self.stop(number, grace_ms)
 
     def _changed(self) -> list[int]:
         """The numbers of the inputs that were changed in place since the call."""
@@ -252,6 +270,7 @@ class ForkedBranch:
             end,
         )
         future.stop = submission.stopping(execution.submitter)
+        self._is_under_way(future)
         execution.submitter.submit(submission)
         return future
 

@@ -162,11 +162,15 @@ class _ParallelizedCall(ForkedBranch):
         run = _Backward(self._cls)
         if not is_serving_thread() and not are_batched(grads):
             try:
-                return _Picked(fork_of(LIBRARY, run, task, {}, _next_seed()), self._places)
+                future = fork_of(LIBRARY, run, task, {}, _next_seed(), self._is_begun)
+                return _Picked(future, self._places)
             except TypeError as error:
                 _warn_once(self._cls, str(error))
         found = run(*task)
         return [found[at] for at in self._places]
+
+    def _is_begun(self, future: ForkFuture) -> None:
+        self._is_under_way(_Picked(future, self._places))
 
     def _materialized(self, grads: Sequence[torch.Tensor | None]) -> list[Any]:
         given: list[Any] = [

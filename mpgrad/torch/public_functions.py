@@ -10,7 +10,7 @@ import torch
 from mpgrad.parallel.forks import ForkFuture, fork_of
 from mpgrad.parallel.forks import wait as wait
 from mpgrad.parallel.maps import map_of
-from mpgrad.torch.branch_nodes import HAS_NUMBERS
+from mpgrad.torch.branch_nodes import HAS_NUMBERS, stop_left_behind
 from mpgrad.torch.tensors import LIBRARY, PARAMETERS
 
 
@@ -34,6 +34,7 @@ def parallel_map(
         TypeError: something cannot travel (a subclass of Tensor, a sparse, quantized, nested or
             meta tensor, a tensor of another device); the error names it and the remedy.
     """
+    stop_left_behind()
     return map_of(LIBRARY, fn, iterables, shared, out, chunks, changes)
 
 
@@ -46,6 +47,7 @@ def fork(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> ForkFuture:
     Raises:
         TypeError: something cannot travel; the error names it.
     """
+    stop_left_behind()
     return fork_of(LIBRARY, fn, args, kwargs)
 
 

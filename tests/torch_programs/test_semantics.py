@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch")
 
 import mpgrad as mg  # noqa: E402
 import mpgrad.torch as mt  # noqa: E402
+from mpgrad.engine.submitter import Submitter  # noqa: E402
+from tests.leftovers import wait_until  # noqa: E402
 from tests.torch_programs.test_both_passes import (  # noqa: E402
     bits,
     engine,
@@ -395,4 +397,71 @@ def test_ctrl_c(engine: mg.Engine, waits_in: str, tmp_path: Path) -> None:
         step()
     assert x.grad is None
     step()
+    assert bits(x.grad) == bits(torch.full((4,), 6.0))
+
+
+class Sleeps(torch.autograd.Function):
+    """The first backward of each branch in a worker never ends."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, path: str, client: int) -> Any:
+        ctx.told = path, client
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        path, client = ctx.told
+        if os.getpid() != client and not os.path.exists(path):
+            Path(path + ".begun").touch()
+            while True:
+                signal.pause()
+        return grad * 2, None, None
+
+
+def test_ctrl_c_before_a_branch_is_known_to_be_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes before submit() has returned. The worker is free for the next step."""
+    path, real = tmp_path / "over", Submitter.submit
+    (x,) = leaves(18, (4,))
+
+    def submit(self: Submitter, submission: Any) -> None:
+        real(self, submission)
+        if not path.exists():
+            assert wait_until(path.with_suffix(".begun").exists)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Submitter, "submit", submit)
+    told = str(path), os.getpid()
+    with mg.Engine("process", cpu_workers=1):
+        loss = mt.parallel_map(lambda k: (Sleeps.apply(x, *told) * k).sum(), [1.0])[0]
+        with pytest.raises(KeyboardInterrupt):
+            loss.backward()
+        path.touch()
+        assert mt.wait(mt.fork(abs, -1)) == 1
+        mt.parallel_map(lambda k: (Sleeps.apply(x, *told) * k).sum(), [1.0])[0].backward()
+    assert bits(x.grad) == bits(torch.full((4,), 2.0))
+
+
+def test_ctrl_c_between_two_nodes(tmp_path: Path) -> None:
+    """Nobody has asked for the branch that was begun before; the next call finds a free worker."""
+    path = tmp_path / "over"
+    (x,) = leaves(18, (4,))
+    told, seen = (str(path), os.getpid()), list[int]()
+
+    def interrupt(_: Any) -> None:
+        seen.append(1)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    with mg.Engine("process", cpu_workers=1):
+        outs = mt.parallel_map(lambda k: (Sleeps.apply(x, *told) * k).sum(), [1.0, 2.0])
+        for out in outs:
+            out.register_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            torch.stack(outs).sum().backward()
+        assert wait_until(path.with_suffix(".begun").exists)
+        path.touch()
+        outs = mt.parallel_map(lambda k: (Sleeps.apply(x, *told) * k).sum(), [1.0, 2.0])
+        torch.stack(outs).sum().backward()
     assert bits(x.grad) == bits(torch.full((4,), 6.0))
