@@ -84,6 +84,11 @@ class Request(NamedTuple):
         """The number of the branch that a worker records for it."""
         return [] if isinstance(self.call, Derivative) else [self.call.number]
 
+    def left_behind(self, slot: int) -> list[tuple[int, int]]:
+        """The branches that a worker keeps for a call which ran again in another ``slot``."""
+        is_elsewhere = self.is_again and self.near != slot
+        return [(self.near, number) for number in self.recorded] if is_elsewhere else []
+
     def with_room(self, nbytes: int, slot: int) -> Request:
         """The same call, which gets a block for a result of so many bytes. The worker in ``slot``
         has that result, unless it has let it go.

@@ -286,6 +286,7 @@ class Submitter:
         warn(kept, lambda _: 0)
         took_us = times_of(outcome, [[request]], session)
         (found,) = opened(outcome.captures, took_us, self._sessions, session)
+        self._sessions.ended_branches.extend(request.left_behind(found.answer.slot))
         if not found.lacks_room:
             self._end(number, found)
             return

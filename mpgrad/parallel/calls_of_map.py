@@ -274,6 +274,7 @@ class CallsOfMap:
             chunks = Chunks([1] * len(alone), lambda at: [alone[at]])
             again = execution.run_calls(chunks, self.around, self.keep)
             for at, one in zip(lacking, again, strict=True):
+                self._ended.extend(lacking[at].left_behind(one.answer.slot))
                 if one.lacks_room:
                     lacking[at].with_room(one.answer.nbytes, one.answer.slot)
                 ran[at] = self._opened(first + at, one)

@@ -354,8 +354,8 @@ from tests.process.test_auto import gradient as heavy
 sys.executable = {str(host)!r}
 with mg.Engine("auto", cpu_workers=2) as engine:
     while engine.coordinator_pid is None:
-        heavy()
-    print(heavy())
+        heavy(12)
+    print(heavy(12))
 """
     )
     done = run_script(source)
