@@ -35,8 +35,8 @@ FLOPS_PER_US = 80_000.0
 # ---------------------------------------------------------------------- learning
 
 #: The number of measurements that count: a mean gives the newest one the weight that it has among
-#: this many. Costs are measured and learned in this many
-#: first backwards of a graph, then once in this many.
+#: this many. Costs are measured and learned in this many first backwards of a graph, then once in
+#: this many.
 SAMPLES = 8
 #: A measurement counts as at most this many times the expected time, and as at least that fraction
 #: of it: a rule may have been interrupted (by the garbage collector, by another process).

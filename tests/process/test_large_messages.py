@@ -47,7 +47,7 @@ def filled(k: int, w: mg.Tensor, length: int, note: Path | None) -> mg.Tensor:
 def test_large_results_of_small_arguments(
     engine: mg.Engine, is_recorded: bool, tmp_path: Path
 ) -> None:
-    """They come although nobody had expected them, and no call runs twice for it."""
+    """They come although nobody had expected them, and with one worker no call runs twice."""
     note = tmp_path / "note"
     w = mg.tensor(2.0, requires_grad=is_recorded)
     length = MESSAGE_BYTES_MAX // 4 // 16  # together more than a message holds
