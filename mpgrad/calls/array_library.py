@@ -220,5 +220,5 @@ def seed_generators(library: ArrayLibrary, seed: tuple[int, int, int], index: in
     """Let this process's generators give the random numbers of item ``index``."""
     drawn, numpys, pythons = seed
     library.seed(drawn, index)
-    np.random.seed((numpys, index & 0xFFFFFFFF, index >> 32))
+    np.random.seed(np.array((numpys, index & 0xFFFFFFFF, index >> 32), np.uint32))
     random.seed(pythons << 64 | index)

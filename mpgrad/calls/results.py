@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.calls.array_library import ArrayLibrary
-from mpgrad.calls.travel import ByValue, ResolvingUnpickler, users_modules_by_value
+from mpgrad.calls.travel import ByValue, ResolvingUnpickler
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -69,8 +69,7 @@ def dump_result(
     """
     stream = io.BytesIO()
     buffers: list[Array] = []
-    with users_modules_by_value():
-        ResultPickler(stream, number_of, buffers, library).dump(value)
+    ResultPickler(stream, number_of, buffers, library).dump(value)
     data = stream.getvalue()
     if len(data) <= RESULT_BYTES_MAX:
         return data, buffers

@@ -112,11 +112,10 @@ class Sender:
         self._stream.seek(0)
         self._stream.truncate()
         self._out_of_band.clear()
-        with users_modules_by_value():
-            self._pickler.dump(value)
-            while section := self._pickler.to_send():
-                self._pickler.dump(section)
-            self._pickler.dump(None)
+        self._pickler.dump(value)
+        while section := self._pickler.to_send():
+            self._pickler.dump(section)
+        self._pickler.dump(None)
         return self._stream.getvalue(), tuple(self._out_of_band)
 
     def keep_buffer(self, buffer: pickle.PickleBuffer) -> bool:
@@ -134,11 +133,25 @@ class Sender:
 
 
 class ByValue(CodePickler):
-    """Adds to cloudpickle what users' programs hold and it cannot pickle, or only by name."""
+    """Adds to cloudpickle what users' programs hold and it cannot pickle, or only by name; what the
+    user's modules define is sent by value."""
 
     library: ArrayLibrary
+    #: Entered when a dump meets the first object that needs it: numbers and tensors need it not.
+    _users_modules: AbstractContextManager[None] | None = None
+
+    def dump(self, obj: Any) -> None:
+        try:
+            super().dump(obj)
+        finally:
+            entered, self._users_modules = self._users_modules, None
+            if entered is not None:
+                entered.__exit__(None, None, None)
 
     def reducer_override(self, obj: Any) -> Any:
+        if self._users_modules is None:
+            self._users_modules = by_value(_users_modules())
+            self._users_modules.__enter__()
         if isinstance(obj, type):
             return classes.by_value(obj, super().reducer_override(obj))
         if isinstance(obj, types.FunctionType):
@@ -372,11 +385,6 @@ def _users_modules() -> tuple[types.ModuleType, ...]:
         )
         _UsersModules.count = len(modules)
     return _UsersModules.found
-
-
-def users_modules_by_value() -> AbstractContextManager[None]:
-    """Send what the user's modules define by value, for the time of a dump."""
-    return by_value(_users_modules())
 
 
 # ---------------------------------------------------------------------- the other side

@@ -122,8 +122,9 @@ class Experience:
         #: The shortest time of each mode that has begun, in microseconds, be it one that does not
         #: count.
         self._shortest: dict[Mode, float] = {}
-        #: What all have taken in this process.
+        #: What all have taken in this process, and the last one.
         self._here_us = 0.0
+        self._last_here_us = 0.0
         #: The last prediction that ``choose`` was given.
         self._predicted: Prediction | None = None
 
@@ -133,11 +134,16 @@ class Experience:
         for longer than it has."""
         return max(tuning.START_AFTER_US - self._here_us, 0.0)
 
+    def ends_before_start(self) -> bool:
+        """Whether another backward here will have ended before workers are worth their start."""
+        return 0.0 < self._last_here_us < self.start_after_us
+
     def begin(self, mode: Mode, took_us: float = 0.0) -> None:
         """A backward has run in that mode, or a part of one, under conditions that do not count."""
         self._shortest[mode] = min(took_us or math.inf, self._shortest.get(mode, math.inf))
         if mode == "local":
             self._here_us += took_us
+            self._last_here_us = took_us
 
     def note(self, mode: Mode, took_us: float, choice: Choice) -> None:
         """Record the time of a backward without freezing and committing, but with its preparation,

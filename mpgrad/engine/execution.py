@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -129,10 +130,17 @@ class Execution:
         if ready.choice.mode != "process":
             results = self._here(run_local, frozen, teaches=self._options.mode != "local")
         elif placed is None or graph is None or not self._has_workers():
-            start_at = started + self.preparation.start_after_us(ready) / 1e6
-            results = self._here(self._until_workers_are_ready, frozen, start_at)
+            start_after_us = self.preparation.start_after_us(ready)
+            if start_after_us == math.inf:
+                results = self._here(run_local, frozen)
+                ready = ready._replace(choice=ready.choice._replace(mode="local"))
+            else:
+                start_at = started + start_after_us / 1e6
+                results = self._here(self._until_workers_are_ready, frozen, start_at)
         else:
             results, mode = self._in_workers(frozen, placed, graph)
+        if mode == "local":
+            self.sessions.note_idle()
         # `auto` learns what a backward took.
         self.preparation.note(ready, mode, (perf_counter() - started) * 1e6)
         return results

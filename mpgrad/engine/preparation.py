@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections import Counter
@@ -225,8 +226,12 @@ class Preparation:
             ready.experience.begin(mode, took_us)
 
     def start_after_us(self, ready: Ready) -> float:
-        """The time after which workers are worth their start."""
-        return 0.0 if ready.experience is None else ready.experience.start_after_us
+        """The time after which workers are worth their start; infinite if this backward is
+        shorter."""
+        if ready.experience is None:
+            return 0.0
+        ends_before = ready.experience.ends_before_start()
+        return math.inf if ends_before else ready.experience.start_after_us
 
     def _experience(self, graph: PreparedGraph) -> Experience:
         if graph.experience is None:

@@ -26,7 +26,7 @@ from mpgrad.engine.session import Session
 from mpgrad.errors import CoordinatorLost, EngineClosed
 from mpgrad.graph.node import InputMetadata
 from mpgrad.scheduler.tuning import measured_message_us
-from mpgrad.tensors.storage import note_workers
+from mpgrad.tensors.storage import note_reader
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -34,6 +34,9 @@ _CLOSED = (
     "the engine was closed by another thread while this one was in backward(); no .grad was "
     "changed. Make a new Engine, or close it when all threads are done."
 )
+
+#: So many backwards in this process, one after another, and results lie on the heap again.
+IDLE_BACKWARDS = 8
 
 
 class SessionPool:
@@ -65,6 +68,8 @@ class SessionPool:
         #: The last coordinator whose workers were ready.
         self._started: CoordinatorProcess | None = None
         self._idle: list[Session] = []
+        #: The backwards in this process since a session was borrowed.
+        self._idle_backwards = 0
         self._session_numbers = itertools.count(1)
         #: Engine blocks with a view in this process: (offset, generation) -> sessions that hold it.
         self._leased: dict[tuple[int, int], tuple[Session, Block]] = {}
@@ -126,7 +131,7 @@ class SessionPool:
             if spawned is None:
                 spawned = self._spawn()
             self._coordinator = spawned
-            note_workers(1)
+            self._note_use()
             let_idle_threads_sleep()
             try:
                 session = self._open_session()
@@ -142,6 +147,17 @@ class SessionPool:
     def _measure(self, session: Session) -> None:
         self._is_measured = True
         self._on_start(measured_message_us(session.round_trip_us()))
+
+    def _note_use(self) -> None:
+        self._idle_backwards = 0
+        note_reader(id(self), reads=True)
+
+    def note_idle(self) -> None:
+        """A backward has run in this process, though there may be workers: results need not lie in
+        the arena if that goes on."""
+        self._idle_backwards += 1
+        if self._idle_backwards == IDLE_BACKWARDS:
+            note_reader(id(self), reads=False)
 
     def close(self) -> None:
         """End all processes; views of their results stay readable.
@@ -169,7 +185,7 @@ class SessionPool:
             self._started = None
             if coordinator is None:
                 return
-            note_workers(-1)
+            note_reader(id(self), reads=False)
             if by_force or not self._idle:
                 coordinator.kill()
             else:
@@ -182,8 +198,7 @@ class SessionPool:
 
     def abandon(self) -> None:
         """Drop everything without touching it: this is a forked child."""
-        if self._coordinator is not None:
-            note_workers(-1)
+        note_reader(id(self), reads=False)
         self._coordinator = self._started = None
         self._idle.clear()
         self._leased.clear()
@@ -206,6 +221,7 @@ class SessionPool:
             self.start()
             coordinator = self._coordinator
             session = self._idle.pop() if self._idle else self._open_session()
+            self._note_use()
             self._collect_released()
             if not self._is_measured:
                 self._measure(session)

@@ -147,28 +147,30 @@ def empty(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
     return np.empty(shape, dtype)  # on the heap: it is copied when it is handed over
 
 
-#: The least bytes of an operator's result that lies in the arena while no workers run. To copy a
-#: smaller one in the first hand-over takes less time than blocks for all of them.
+#: The least bytes of an operator's result that lies in the arena while nobody reads it there. To
+#: copy a smaller one in the first hand-over takes less time than blocks for all of them.
 SHARED_BYTES = 256 * 1024
 
-#: The engines of this process that have workers.
-_engines_with_workers = 0
+#: The ``id`` of each engine whose workers read results in the arena.
+_readers: set[int] = set()
 
 
-def note_workers(change: int) -> None:
-    """An engine has begun (1) or ceased (-1) to have workers."""
-    global _engines_with_workers
-    _engines_with_workers += change
+def note_reader(engine: int, *, reads: bool) -> None:
+    """The workers of an engine, given by its ``id``, begin or cease to read results."""
+    if reads:
+        _readers.add(engine)
+    else:
+        _readers.discard(engine)
 
 
 def empty_result(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
-    """``empty`` for the result of an operator: on the heap if no worker is there to read it, and
-    it has less than SHARED_BYTES.
+    """``empty`` for the result of an operator: on the heap if no worker reads it, and it has less
+    than SHARED_BYTES.
 
     Raises:
         SharedMemoryExhausted: the arena's limit is reached.
     """
-    if not _engines_with_workers and device.index is None and not TRACING.entered:
+    if not _readers and device.index is None and not TRACING.entered:
         dtype = np.dtype(dtype)
         if math.prod(shape) * dtype.itemsize < SHARED_BYTES:
             return np.empty(shape, dtype)

@@ -12,7 +12,7 @@ import mpgrad as mg
 from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
-from mpgrad.engine import preparation, session_pool
+from mpgrad.engine import execution, preparation, session_pool
 from mpgrad.engine.choice import (
     RECENT,
     Choice,
@@ -29,6 +29,7 @@ from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import place
 from mpgrad.engine.preparation import Preparation, Ready
 from mpgrad.engine.session import Session
+from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.tuning import (
@@ -496,6 +497,39 @@ def test_workers_are_worth_their_start_when_as_much_has_run_here() -> None:
     experience.begin("process", 200_000.0)
     experience.note("local", 200_000.0, Choice("local", "", PREDICTED))
     assert experience.start_after_us == 0.0
+
+
+def test_a_short_graph_ends_before_workers_are_worth_their_start() -> None:
+    experience = Experience()
+    assert not experience.ends_before_start()  # nobody knows how long it takes
+    experience.begin("local", 0.3 * START_AFTER_US)
+    assert experience.ends_before_start()
+    experience.begin("local", 0.4 * START_AFTER_US)
+    assert not experience.ends_before_start()
+
+
+def test_a_graph_that_waits_for_no_workers_runs_from_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A loop that could stop at each Node took 1.6 of 8 ms, before any worker was started."""
+    monkeypatch.setattr(tuning, "START_AFTER_US", 1e12)
+    x = mg.ones(8, requires_grad=True)
+    always = Choice("process", "", Prediction(1e6, 1.0))
+    monkeypatch.setattr(Experience, "choose", lambda *_, **__: always)
+    monkeypatch.setattr(preparation, "too_small", lambda *_: None)
+    monkeypatch.setattr(preparation, "too_serial", lambda *_: None)
+    stoppable = list[FrozenGraph]()
+    until = execution.run_local_until
+
+    def noted(frozen: FrozenGraph, stop: Any) -> Any:
+        stoppable.append(frozen)
+        return until(frozen, stop)
+
+    monkeypatch.setattr(execution, "run_local_until", noted)
+    with mg.Engine("auto", cpu_workers=2):
+        for _ in range(5):
+            (x * x).sum().backward()
+    assert len(stoppable) == 1  # the first one, whose time nobody knew
 
 
 def test_a_graph_that_runs_here_is_not_placed(monkeypatch: pytest.MonkeyPatch) -> None:

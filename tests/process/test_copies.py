@@ -15,6 +15,7 @@ from mpgrad import nn
 from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing import freeze as freezing
 from mpgrad.backends.cpu import CpuBackend
+from mpgrad.engine.session_pool import IDLE_BACKWARDS
 from mpgrad.errors import CoordinatorLost
 from mpgrad.graph.registry import OPERATORS
 from mpgrad.scheduler.cost_model import CostModel
@@ -110,7 +111,7 @@ def test_a_gradient_that_flows_two_ways_is_copied_once(engine: mg.Engine) -> Non
 def test_results_lie_in_the_arena_while_there_are_workers_and_large_ones_always(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(storage, "_engines_with_workers", 0)  # those of other tests
+    monkeypatch.setattr(storage, "_readers", set())  # those of other tests
     small, large = mg.ones(100, 100), mg.ones(300, 300)
 
     def is_shared(x: mg.Tensor) -> bool:
@@ -133,6 +134,28 @@ def test_results_lie_in_the_arena_while_there_are_workers_and_large_ones_always(
         loss.backward()
         assert is_shared(small)
     assert not is_shared(small)
+
+
+def test_results_lie_on_the_heap_while_all_backwards_run_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Workers that nothing goes to made a step of small products 18 % slower."""
+    monkeypatch.setattr(storage, "_readers", set())
+    small, x = mg.ones(100, 100), mg.ones(8, requires_grad=True)
+
+    def is_shared() -> bool:
+        return client_arena().locate(mg.exp(small)._array) is not None
+
+    with mg.Engine("auto", cpu_workers=2) as engine:
+        sessions = engine.execution_for_calls().sessions
+        sessions.start()
+        assert is_shared()
+        for _ in range(IDLE_BACKWARDS):
+            x.sum().backward()
+        assert not is_shared()
+        with sessions.session():  # as for whatever runs in workers
+            assert is_shared()
+    assert not is_shared()
 
 
 def biased(x: mg.Tensor, weights: list[mg.Tensor], bias: mg.Tensor) -> mg.Tensor:
