@@ -293,6 +293,12 @@ class CallsOfMap:
         else:
             calls = [range(max(one.start, first), one.stop) for one in self._pieces]
             calls = [one for one in calls if one]
+        size = placing.chunks_together(self.key, self._count // len(self._pieces), len(calls))
+        calls = [
+            range(some[0].start, some[-1].stop)
+            for at in range(0, len(calls), size)
+            if (some := calls[at : at + size])
+        ]
 
         def make(chunk: int) -> list[Request]:
             last = calls[chunk].stop

@@ -21,6 +21,10 @@ R = TypeVar("R")
 MAP_US = 2000.0
 #: The message and the copies of one item.
 ITEM_US = 200.0
+#: A task of a map takes at least so long, if it has enough chunks.
+TASK_US = 2000.0
+#: But each worker gets at least so many tasks, because items differ.
+TASKS_PER_WORKER = 2
 #: The functions whose times are remembered.
 FUNCTIONS_MAX = 1024
 
@@ -81,6 +85,22 @@ def is_worth_it(name: str, items: int, workers: int) -> bool:
     """Whether workers would finish the items sooner, as far as is known."""
     predicted = predict(name, items, workers)
     return predicted is not None and predicted.process < predicted.local
+
+
+def chunks_together(name: str, calls: int, chunks: int) -> int:
+    """The number of chunks that one task runs, one after another: several if they are so short that
+    messages would take longer.
+
+    Args:
+        name: of the function.
+        calls: in a chunk.
+        chunks: of the map.
+    """
+    took_us = TIMES.get(name)
+    if took_us is None:
+        return 1
+    most = chunks // (TASKS_PER_WORKER * current_engine().execution_for_calls().workers)
+    return max(min(int(TASK_US / max(took_us * calls, 1.0)), most), 1)
 
 
 def run_wherever_it_is_faster(

@@ -146,6 +146,54 @@ def test_a_sum_has_the_bits_of_its_chunks(engine: mg.Engine) -> None:
     assert bits(found, w.grad) == bits(expected, gradient)
 
 
+@pytest.mark.parametrize(
+    ("took_us", "expected"), [(None, 1), (50.0, 4), (900.0, 2), (1500.0, 1), (50_000.0, 1)]
+)
+def test_one_task_runs_several_short_chunks(
+    took_us: float | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A map of 16 nothings took 10 ms of processor time in 16 tasks, 6 in 4."""
+    times = {} if took_us is None else {"f": took_us}
+    monkeypatch.setattr(placing, "TIMES", times)
+    with mg.Engine("local", cpu_workers=2):
+        assert placing.chunks_together("f", 1, 16) == expected
+        assert placing.chunks_together("f", 4, 16) == (1 if took_us != 50.0 else 4)
+        assert placing.chunks_together("f", 1, 1) == 1
+
+
+def test_results_do_not_depend_on_how_chunks_are_run(
+    engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = mg.tensor([0.1, 0.7], requires_grad=True)
+
+    def item(k: float) -> mg.Tensor:
+        return (weight * k).sin().sum()
+
+    found = []
+    for together in (1, 5, 40):
+        monkeypatch.setattr(placing, "chunks_together", lambda *_, n=together: n)
+        outs = mg.parallel_map(item, [0.1 * k for k in range(13)])
+        total = mg.parallel_map(item, [0.1 * k for k in range(13)], out="sum", chunks=7)
+        (gradient,) = mg.autograd.grad(mg.stack(outs).sum() + total, weight)
+        found.append([*[out.item() for out in outs], total.item(), *gradient.tolist()])
+    assert found[0] == found[1] == found[2]
+
+
+def test_an_error_of_several_chunks_in_a_task_is_that_of_the_lowest_item(
+    engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placing, "chunks_together", lambda *_: 4)
+
+    def item(k: int) -> int:
+        if k in (6, 9):
+            raise ValueError(f"no {k}")
+        return k
+
+    with pytest.raises(ValueError, match="no 6") as caught:
+        mg.parallel_map(item, range(12))
+    assert "item 6" in "".join(caught.value.__notes__)
+
+
 def test_more_items_than_chunks(engine: mg.Engine) -> None:
     (x,) = leaves(8, (2,))
     outs = mg.parallel_map(lambda k: x * k, range(300), chunks=7)
