@@ -22,13 +22,13 @@ from mpgrad.coordinator.supervisor import FAILED_STARTS_MAX, Supervisor
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.setup import CoordinatorSetup
 from mpgrad.wire.transport import Arrival
 from simulation.expectations import require
 from simulation.faults import DEATHS_MAX
-from simulation.invariants import check_invariants
 from simulation.replay import Outcome, outcome_of
 from simulation.situations import DEAD_INCARNATION, Situations
 from simulation.transport import nothing

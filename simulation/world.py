@@ -17,13 +17,13 @@ from typing import Any
 
 from mpgrad.base.handles import Block
 from mpgrad.scheduler.graph_spec import ON_CPU
+from mpgrad.scheduler.invariants import check_invariants
 from simulation.branches import Branches, random_map
 from simulation.caller import Caller
 from simulation.coordinator_process import CoordinatorProcess, Refused, status_board
 from simulation.coordinator_statistics import statistics_of
 from simulation.expectations import Expectations, require
 from simulation.faults import ALL_FAULTS, FaultDice, Faults
-from simulation.invariants import check_invariants
 from simulation.known_coordinator import KnownCoordinator
 from simulation.path_counts import Content, TracedGraph
 from simulation.random_graphs import random_graph

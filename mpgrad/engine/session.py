@@ -301,6 +301,10 @@ class Session:
         if isinstance(message, schema.Refused):
             self._refusal = message.reason
             self._require_welcome()
+        if isinstance(message, schema.Broken):
+            how = "ended after an internal error, of which it printed more"
+            self.coordinator.kill(f"{how}: {message.reason}")
+            return []
         if isinstance(message, do.ForwardOutput):
             self._show(message)
             return []

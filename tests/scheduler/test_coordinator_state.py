@@ -16,10 +16,10 @@ from mpgrad.scheduler.coordinator_state import (
     RESTARTS_WITHOUT_PROGRESS_MAX,
     CoordinatorState,
 )
+from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec, OutputSpec
 from mpgrad.shm.free_list import FreeList
 from simulation.coordinator_statistics import statistics_of
-from simulation.invariants import check_invariants
 
 CLIENT, WORKER, OTHER = "c1.0", "w0.1", "w1.1"
 KIB = 1024

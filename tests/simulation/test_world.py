@@ -18,11 +18,11 @@ from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
 from mpgrad.scheduler.plan import plan
 from simulation import caller
 from simulation.faults import ALL_FAULTS, NO_FAULTS, Faults
-from simulation.invariants import check_spec
 from simulation.many_worlds import run_worlds
 from simulation.path_counts import MODULUS, TracedGraph, run_serially
 from simulation.random_graphs import NODES_MAX, NODES_MIN, random_graph
 from simulation.situations import ALL_SITUATIONS
+from simulation.spec_invariants import check_spec
 from simulation.world import World
 
 #: Two graphs a World on average, and a few more Worlds than that needs.
