@@ -159,7 +159,7 @@ class CoordinatorProcess:
 
     def _turn(self) -> None:
         self._is_awake = False
-        if not self._is_closing:
+        if not self._is_closing and not self._world.silence.is_now:
             self._shell.turn()
             self._set_alarm()
 
@@ -176,6 +176,18 @@ class CoordinatorProcess:
         if self._alarm_us == at_us and not self._is_closing:
             self._alarm_us = None
             self._turn()
+
+    def go_on(self) -> None:
+        """It was silent."""
+        self._turn()
+
+    def die(self) -> None:
+        """A session has killed it; the kernel kills the workers, and the other sessions see it."""
+        self._is_closing = True
+        for worker in self.workers.values():
+            worker.die(-signal.SIGKILL, "was killed with the coordinator")
+        for client in self._world.clients.values():
+            client.lose_coordinator()
 
     # ------------------------------------------------------------------ events
 

@@ -27,6 +27,7 @@ from simulation.faults import ALL_FAULTS, FaultDice, Faults
 from simulation.known_coordinator import KnownCoordinator
 from simulation.path_counts import Content, TracedGraph
 from simulation.random_graphs import random_graph
+from simulation.silence import Silence
 from simulation.simulated_memory import MemoryFault, SimulatedMemory
 from simulation.task_history import TaskHistory
 from simulation.transport import MemoryDealer, MemoryEndpoint, MemoryRouter
@@ -93,7 +94,8 @@ class World:
         self.router = MemoryRouter(lane)
         self.endpoint = MemoryEndpoint("simulated", b"")
         self.endpoint.make_dealer = self._make_dealer
-        self.known_coordinator = KnownCoordinator(self.endpoint)
+        self.silence = Silence(self)
+        self.known_coordinator = KnownCoordinator(self.endpoint, self.silence)
         self.board = status_board()
         self.coordinator = CoordinatorProcess(self)
         #: The number of client processes so far: each gets its own number.
@@ -163,7 +165,8 @@ class World:
             while self.time.step():
                 pass
             self._check_end()
-            self.coordinator.close()
+            if not self.silence.is_final:
+                self.coordinator.close()
         except Refused as refused:
             error = refused.__cause__ or refused
             raise WorldFailure(self._explain(error)) from error
@@ -183,6 +186,7 @@ class World:
                 time.after(rng.randint(0, 20_000), self._enlarge_arena)
         if dice.strikes("arena_fills"):
             time.after(rng.randint(0, 16_000), self._fill_arena)
+        self.silence.plan()
         self.coordinator.begin()
         for slot in range(self.options["workers"] + self.options["gpus"]):
             if dice.strikes("kill"):
@@ -226,9 +230,11 @@ class World:
             raise MemoryFault(f"{who} looks at {block}, and its content has changed")
 
     def _check_end(self) -> None:
-        """Check that nothing is left (no graph, flight or block) and that every graph has ended."""
+        """Check that every caller has ended, and that no graph, flight or block is left."""
         for client in self.clients.values():
             require(not client.is_alive, f"deadlock: {client.peer} waits for {client.running()}")
+        if self.silence.is_final:
+            return
         core = self.coordinator.core
         left = statistics_of(core)
         require(

@@ -111,8 +111,8 @@ class CoordinatorState(TaskFlow):
         Raises:
             ProtocolError: the event contradicts the tables. The shell fences the peer that sent it
                 and recovers what that peer held, as if it had died.
-            InvariantViolated: the tables contradict the event. A note has the last events.
-            TablesCorrupt: they contradict each other; so has this one.
+            InvariantViolated: the tables contradict the event; TablesCorrupt: each other. A note has
+                the last events.
         """
         shorten = _SHORTEN.get(type(event))
         self.last_events.append(event if shorten is None else shorten(event))
@@ -157,8 +157,7 @@ class CoordinatorState(TaskFlow):
             raise ProtocolError(f"{event.peer} submitted graph {event.graph} twice")
         if not 0 <= event.capture_count <= CAPTURES_MAX:
             raise ProtocolError(f"{event.peer} wants {event.capture_count} results")
-        number = self._next_number
-        self._next_number += 1
+        number, self._next_number = self._next_number, self._next_number + 1
         captures: list[GradientRef] = [None] * event.capture_count
         graph = GraphTask(number, event.peer, event.graph, event.depth, captures)
         self.graphs[number], self.numbers[event.peer, event.graph] = graph, number
@@ -202,10 +201,11 @@ class CoordinatorState(TaskFlow):
                 self.out.append(do.SetDeadline(graph.number, event.grace_ms))
 
     def _on_graph_awaited(self, event: ev.GraphAwaited) -> None:
-        """Say so if the graph will never end. An end that was just sent comes before this."""
+        """Say whether the graph will end. An end that was just sent comes before this."""
         graph = self.graph_of(event.peer, event.graph)
-        if self.membership.get(event.peer) is not None and (graph is None or graph.is_stuck):
-            self.out.append(do.GraphForgotten(event.peer, event.graph))
+        answer = do.GraphForgotten if graph is None or graph.is_stuck else do.GraphGoesOn
+        if self.membership.get(event.peer) is not None:
+            self.out.append(answer(event.peer, event.graph))
 
     def _on_deadline_passed(self, event: ev.DeadlinePassed) -> None:
         """The deadline of a cancelled graph has passed: kill the workers that still hold its tasks.

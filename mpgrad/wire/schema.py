@@ -109,6 +109,7 @@ MESSAGES: dict[int, type[Any]] = {
     42: do.ForwardOutput,
     43: do.DeliverCaptures,
     44: do.GraphForgotten,
+    45: do.GraphGoesOn,
 }
 
 #: The messages that each side may send; any other is a ProtocolError.
@@ -144,6 +145,7 @@ TO_CLIENT = (
     do.CompleteGraph,
     do.FailGraph,
     do.GraphForgotten,
+    do.GraphGoesOn,
     do.ForwardOutput,
 )
 FROM_WORKER = (

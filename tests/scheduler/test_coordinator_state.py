@@ -120,7 +120,7 @@ def test_results_of_a_cancelled_graph_are_not_delivered(core: Core) -> None:
 
 def test_who_waits_for_a_graph_hears_that_it_will_never_end(core: Core) -> None:
     [first] = core.submit(task(to(CAPTURE)))
-    assert core.handle_event(ev.GraphAwaited(CLIENT, 0)) == []
+    assert core.handle_event(ev.GraphAwaited(CLIENT, 0)) == [do.GraphGoesOn(CLIENT, 0)]
     core.graphs[first.graph].outstanding_tasks -= 1
     stuck = CoordinatorState.handle_event(core, ev.GraphAwaited(CLIENT, 0))
     assert stuck == [do.GraphForgotten(CLIENT, 0)]

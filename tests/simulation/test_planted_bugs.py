@@ -403,7 +403,7 @@ def sessions_share_the_names_of_their_graphs(patch):
     right = CoordinatorState.graph_of
 
     def wrong(self, owner, name):
-        others = [key for key in self._numbers if key[1] == name]
+        others = [key for key in self.numbers if key[1] == name]
         return right(self, *(others[0] if others else (owner, name)))
 
     patch.setattr(CoordinatorState, "graph_of", wrong)
