@@ -24,6 +24,7 @@ from simulation.coordinator_process import CoordinatorProcess, Refused, status_b
 from simulation.coordinator_statistics import statistics_of
 from simulation.expectations import Expectations, require
 from simulation.faults import ALL_FAULTS, FaultDice, Faults
+from simulation.knobs import Knobs
 from simulation.known_coordinator import KnownCoordinator
 from simulation.path_counts import Content, TracedGraph
 from simulation.random_graphs import random_graph
@@ -61,6 +62,7 @@ class World:
         clients: the number of client processes.
         branches: whether (1) callers also call functions forward.
         faults: the possible faults and their probabilities.
+        knobs: unusual tuning numbers and limits.
     """
 
     def __init__(
@@ -74,7 +76,9 @@ class World:
         clients: int = 1,
         branches: int = 0,
         faults: Faults = ALL_FAULTS,
+        knobs: Knobs | None = None,
     ) -> None:
+        self.knobs = knobs or Knobs()
         self.options = {
             "workers": workers,
             "gpus": gpus,
@@ -116,7 +120,7 @@ class World:
             "branches": int(seed // 72 % 3 == 1),
         }
         drawn.update((name, number) for name, number in chosen.items() if number is not None)
-        return cls(seed, **drawn)
+        return cls(seed, knobs=Knobs.drawn(seed), **drawn)
 
     def _make_clients(self) -> dict[str, Caller]:
         sessions = self.options["sessions"]
@@ -155,6 +159,10 @@ class World:
         Raises:
             WorldFailure: an expectation was violated.
         """
+        with self.knobs.in_force():
+            return self._run()
+
+    def _run(self) -> World:
         try:
             self._begin()
             steps = 0
@@ -264,7 +272,8 @@ class World:
         return "\n".join(
             [
                 f"{type(error).__name__}: {error}",
-                f"World({self.seed}{options}); faults so far: {injected or 'none'}",
+                f"World({self.seed}{options}); faults so far: {injected or 'none'}; "
+                f"knobs: {self.knobs}",
                 *self.log.lines(last=HISTORY_LINES),
                 f"again: {again}",
             ]

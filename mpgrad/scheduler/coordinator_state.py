@@ -111,8 +111,8 @@ class CoordinatorState(TaskFlow):
         Raises:
             ProtocolError: the event contradicts the tables. The shell fences the peer that sent it
                 and recovers what that peer held, as if it had died.
-            InvariantViolated: the tables contradict the event; TablesCorrupt: each other. A note has
-                the last events.
+            InvariantViolated: the tables contradict the event. A note has the last events.
+            TablesCorrupt: the tables contradict each other, with the same note.
         """
         shorten = _SHORTEN.get(type(event))
         self.last_events.append(event if shorten is None else shorten(event))

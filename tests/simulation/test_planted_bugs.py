@@ -40,6 +40,22 @@ def forget(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
     patch.setattr(owner, name, lambda *_, **__: None)
 
 
+# ----------------------------------------------------------------------- limits
+
+
+@bug
+def a_limit_is_written_a_second_time(patch):
+    """Only Worlds whose credit is another one show it."""
+    right = MemberRecord.has_credit
+
+    def wrong(self, **wanted):
+        with patch.context() as inside:
+            inside.setattr(membership, "WORKER_CREDIT", 2)
+            return right(self, **wanted)
+
+    patch.setattr(MemberRecord, "has_credit", wrong)
+
+
 # ----------------------------------------------------------------------- leases
 
 
