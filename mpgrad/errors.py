@@ -88,6 +88,10 @@ class InvariantViolated(MpgradError):
     """The scheduler's tables contradict each other: always a bug in mpgrad."""
 
 
+class TablesCorrupt(InvariantViolated):
+    """The coordinator's tables do not add up, by a bug or by damaged memory: its process ends."""
+
+
 class SharedMemoryExhausted(MpgradError, MemoryError):
     """An arena has reached its limit.
 

@@ -21,7 +21,7 @@ from mpgrad.base.handles import (
     is_counted,
 )
 from mpgrad.engine.session import Session
-from mpgrad.errors import EngineClosed
+from mpgrad.errors import CoordinatorLost, EngineClosed
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.chunks import in_chunks
@@ -125,6 +125,8 @@ class Caller:
         except EngineClosed as error:
             is_meant = self.peer in world.coordinator.forgers or world.expected.has_given_up
             require(is_meant, f"{self.peer} is refused: {error}")
+        except CoordinatorLost as error:
+            require(world.silence.is_dead, f"{self.peer} has lost the coordinator: {error}")
         self._leave()
 
     def _call_backward(self, name: int) -> None:
@@ -144,7 +146,14 @@ class Caller:
         self._dealer = MemoryDealer(
             router, self.peer, lanes, self._thread.on_arrival, self._thread.listen
         )
+        if self._world.silence.is_dead:
+            self._dealer.become_readable()
         return self._dealer
+
+    def lose_coordinator(self) -> None:
+        """The coordinator dies."""
+        if self.is_alive and self._dealer is not None:
+            self._dealer.become_readable()
 
     # ------------------------------------------------------------------ faults
 
@@ -186,8 +195,8 @@ class Caller:
 
     @property
     def _is_cut_off(self) -> bool:
-        """Whether it has broken the protocol: then it does not own anything any more."""
-        return self.peer in self._world.coordinator.forgers
+        """Whether it has broken the protocol, or nobody listens any more: it owns nothing."""
+        return self.peer in self._world.coordinator.forgers or self._world.silence.is_dead
 
     def running(self) -> list[int]:
         """Its graphs that have not ended."""
@@ -415,7 +424,7 @@ class Caller:
             refuse_lost_memory(world, dispatch)
             outputs = self._publish(dispatch, run_program(world, dispatch))
             return ev.NodeTaskDone(self.peer, *key, outputs, self._keep(dispatch))
-        except (KeyboardInterrupt, EngineClosed):
+        except (KeyboardInterrupt, EngineClosed, CoordinatorLost):
             world.expected.interrupted.add(dispatch.payload[0])
             return ev.NodeTaskFailed(self.peer, *key, INTERRUPTED, self._keep(dispatch))
         except RuleRaised as error:

@@ -22,13 +22,13 @@ from mpgrad.coordinator.supervisor import FAILED_STARTS_MAX, Supervisor
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
+from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.setup import CoordinatorSetup
 from mpgrad.wire.transport import Arrival
 from simulation.expectations import require
 from simulation.faults import DEATHS_MAX
-from simulation.invariants import check_invariants
 from simulation.replay import Outcome, outcome_of
 from simulation.situations import DEAD_INCARNATION, Situations
 from simulation.transport import nothing
@@ -159,7 +159,7 @@ class CoordinatorProcess:
 
     def _turn(self) -> None:
         self._is_awake = False
-        if not self._is_closing:
+        if not self._is_closing and not self._world.silence.is_now:
             self._shell.turn()
             self._set_alarm()
 
@@ -176,6 +176,18 @@ class CoordinatorProcess:
         if self._alarm_us == at_us and not self._is_closing:
             self._alarm_us = None
             self._turn()
+
+    def go_on(self) -> None:
+        """It was silent."""
+        self._turn()
+
+    def die(self) -> None:
+        """A session has killed it; the kernel kills the workers, and the other sessions see it."""
+        self._is_closing = True
+        for worker in self.workers.values():
+            worker.die(-signal.SIGKILL, "was killed with the coordinator")
+        for client in self._world.clients.values():
+            client.lose_coordinator()
 
     # ------------------------------------------------------------------ events
 

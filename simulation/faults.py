@@ -39,6 +39,7 @@ class Faults:
         arena_fills: per World: memory runs out at any time, for a while.
         slow: per worker: its tasks take thirty times as long, so that its credit stays used up.
         unavailable: per worker start: no process can be started any more.
+        silence: per World: the coordinator lives and does nothing (``simulation.silence``).
     """
 
     crash_before_reply: float = 0.0
@@ -64,6 +65,7 @@ class Faults:
     arena_fills: float = 0.0
     slow: float = 0.0
     unavailable: float = 0.0
+    silence: float = 0.0
 
 
 NO_FAULTS = Faults()
@@ -91,6 +93,7 @@ ALL_FAULTS = Faults(
     arena_fills=0.5,
     slow=0.3,
     unavailable=0.05,
+    silence=0.1,
 )
 
 
@@ -123,6 +126,7 @@ class FaultDice:
             * (intensity if field.name in OF_TASKS else 1)
             * rng.randint(0, 1)
             for field in fields(faults)
+            if field.name != "silence"  # it has a source of its own
         }
         self.injected: Counter[str] = Counter()
 

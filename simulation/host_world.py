@@ -1,13 +1,15 @@
 """HostWorld: the ranks of a process group in one process, on a network that a seed drives.
 
 It runs the real GroupMembers. The network keeps what a carrier promises: messages between two ranks
-come in order, late, or never, if a rank dies; those of collectives come twice now and then. Every
-rank must get the very bits that the tree gives, or, where a rank has died, an error that names it;
-and none may wait for ever.
+come in order, late, or never, if a rank dies; those of collectives come twice now and then. Ways
+clog and heal, and some break: then their sender learns it, and what is under way is lost. Every
+rank must get the very bits that the tree gives, or, where a rank has died or a way has broken, an
+error that names it; and none may wait for ever.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -31,6 +33,11 @@ ELEMENTS_MAX = 40
 
 #: Shares of worlds with a death, of messages that come twice, of steps of a program among all.
 DEATHS, DOUBLED, STEPS = 0.3, 0.1, 0.2
+#: Shares of worlds whose ways clog, and of steps at which one does; the longest time in steps.
+CLOGS, CLOGGED, CLOGGED_STEPS_MAX = 0.4, 0.05, 200
+#: Shares of worlds with a broken way, and of those in which it breaks both ways; the steps in which
+#: it breaks, until its sender learns of it, and until it has healed.
+BREAKS, BOTH_WAYS, BREAK_STEPS_MAX = 0.2, 0.3, 60
 
 
 class HostWorldFailure(AssertionError):
@@ -50,6 +57,70 @@ class Planned(NamedTuple):
     root: int
     #: What each rank of the group begins with.
     parts: list[Any]
+
+
+class Links:
+    """What happens to the ways between ranks, beside that messages take their time.
+
+    A source of its own draws it, so that the other worlds stay what they are.
+    """
+
+    def __init__(self, world: HostWorld, seed: int) -> None:
+        self._world, self.chance = world, random.Random(f"links of {seed}")
+        ways = list(world.wires)
+        self._clogs = bool(ways) and self.chance.random() < CLOGS
+        #: By way, for how many more steps nothing comes.
+        self.clogged: dict[tuple[int, int], int] = {}
+        #: Ways on which everything is lost now.
+        self.lost: set[tuple[int, int]] = set()
+        #: What will happen: the step, and what.
+        self.upcoming: list[tuple[int, Callable[[], None]]] = []
+        #: The ranks at the ends of broken ways.
+        self.ends: set[int] = set()
+        #: The steps at which messages waited because of that.
+        self.waited = 0
+        self._step = 0
+        if ways and self.chance.random() < BREAKS:
+            one, other = self.chance.choice(ways)
+            for way in [(one, other), (other, one)][: 1 + (self.chance.random() < BOTH_WAYS)]:
+                self._soon(functools.partial(self._break, way))
+
+    def _soon(self, action: Callable[[], None]) -> None:
+        self.upcoming.append((self._step + self.chance.randint(1, BREAK_STEPS_MAX), action))
+
+    def _break(self, way: tuple[int, int]) -> None:
+        sender, to = way
+        host, wire = self._world.hosts[sender], self._world.wires[way]
+        if host.is_dead or host.has_ended or None in wire:
+            return
+        self.ends.update(way)
+        self.lost.add(way)
+        del wire[self.chance.randint(0, len(wire)) :]
+        self._soon(functools.partial(self.lost.discard, way))
+        self._soon(functools.partial(self._learn, sender, to))
+
+    def _learn(self, sender: int, to: int) -> None:
+        host = self._world.hosts[sender]
+        if not host.is_dead and not host.has_ended:
+            host.member.disconnected(to, "the connection to it has ended")
+
+    def turn(self) -> None:
+        """A step of the world begins."""
+        self._step += 1
+        due = [action for step, action in self.upcoming if step <= self._step]
+        self.upcoming = [one for one in self.upcoming if one[0] > self._step]
+        for action in due:
+            action()
+        self.clogged = {way: left - 1 for way, left in self.clogged.items() if left}
+        if self._clogs and self.chance.random() < CLOGGED:
+            way = self.chance.choice(list(self._world.wires))
+            self.clogged[way] = self.chance.randint(1, CLOGGED_STEPS_MAX)
+
+    def choose(self, under_way: list[tuple[int, int]]) -> int:
+        """The place of the message that comes next. If all ways are clogged, time passes."""
+        free = [at for at, way in enumerate(under_way) if way not in self.clogged]
+        self.waited += len(free) < len(under_way)
+        return self._world.random.choice(free or range(len(under_way)))
 
 
 class _Host:
@@ -80,6 +151,7 @@ class HostWorld:
         self.doomed = self.random.randrange(self.ranks) if self.random.random() < DEATHS else None
         self.dies_in = self.random.randint(0, 60)
         self.hosts = [_Host(self, rank, self.ranks) for rank in range(self.ranks)]
+        self.links = Links(self, seed)
 
     def _planned(self, numbers: np.random.Generator) -> Planned:
         chosen = range(self.ranks)
@@ -156,7 +228,7 @@ class HostWorld:
 
     def send(self, sender: int, to: int, frames: Frames) -> None:
         """A carrier's ``send``: what it is given may change later."""
-        if not self.hosts[to].has_ended:
+        if not self.hosts[to].has_ended and (sender, to) not in self.links.lost:
             self._put((sender, to), len(self.wires[sender, to]), [bytes(f) for f in frames])
 
     def _put(self, wire: tuple[int, int], place: int, frames: Frames | None) -> None:
@@ -202,7 +274,10 @@ class HostWorld:
             HostWorldFailure: it should have been something else.
         """
         waiting: dict[int, Callable[[], bool]] = {rank: lambda: True for rank in range(self.ranks)}
-        while self._under_way or any(is_over() for is_over in waiting.values()):
+        while (
+            self._under_way or self.links.upcoming or any(is_over() for is_over in waiting.values())
+        ):
+            self.links.turn()
             if self.doomed is not None and not self.hosts[self.doomed].has_ended:
                 self.dies_in -= 1
                 if self.dies_in == 0:
@@ -213,7 +288,7 @@ class HostWorld:
                 if waiting[rank]():
                     self._advance(rank, waiting)
             elif self._under_way:
-                self._deliver(*self._under_way.pop(self.random.randrange(len(self._under_way))))
+                self._deliver(*self._under_way.pop(self.links.choose(self._under_way)))
         if waiting:
             raise HostWorldFailure(f"ranks {sorted(waiting)} of {self.ranks} wait for ever")
         self._check()
@@ -229,14 +304,15 @@ class HostWorld:
 
     def _check(self) -> None:
         dead = [rank for rank, host in enumerate(self.hosts) if host.is_dead]
+        lost = {*dead, *self.links.ends}
         for rank, host in enumerate(self.hosts):
             if host.is_dead:
                 continue
             for planned, work, result in host.ends:
                 error = work.exception()
                 if error is not None:
-                    if not (isinstance(error, HostLost) and error.rank in dead):
-                        raise HostWorldFailure(f"rank {rank}: {error!r}; dead: {dead}")
+                    if not (isinstance(error, HostLost) and error.rank in lost):
+                        raise HostWorldFailure(f"rank {rank}: {error!r}; lost: {lost}")
                     continue
                 expected = self.expected(planned, planned.table.ranks.index(rank))
                 if result.tobytes() != expected.tobytes():

@@ -7,7 +7,8 @@ from functools import cache
 from random import Random
 
 from mpgrad.autograd.running.deferred_interrupts import Interrupts
-from simulation.expectations import Wrong
+from mpgrad.base.processor_use import ProcessorUse
+from simulation.silence import AlwaysAnswers
 from simulation.transport import MemoryEndpoint
 
 #: The milliseconds that running tasks have after their graph was cancelled.
@@ -30,17 +31,23 @@ class KnownCoordinator:
     pid = 1
     is_closed = False
 
-    def __init__(self, endpoint: MemoryEndpoint) -> None:
-        self.endpoint, self.pidfd = endpoint, _pidfd()
+    def __init__(self, endpoint: MemoryEndpoint, silence: AlwaysAnswers) -> None:
+        self.endpoint, self.pidfd, self._silence = endpoint, _pidfd(), silence
+
+    def say(self, text: str) -> None:
+        """Print nothing."""
 
     def is_stopped(self) -> bool:
-        return False
+        return self._silence.is_stopped
+
+    def processor_use(self) -> ProcessorUse:
+        return self._silence.processor_use()
 
     def hear_of_start(self) -> bool:
         return True
 
     def kill(self, why: str | None = None) -> None:
-        raise Wrong(f"a session kills the coordinator: {why}")
+        self._silence.on_kill(why)
 
     def cause_of_death(self) -> str:
         return "died"

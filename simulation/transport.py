@@ -150,6 +150,9 @@ class MemoryDealer:
         self._ways = {lane: router.connect(lane, peer, self._to(lane)) for lane in lanes}
         self._reply_lane = lanes[-1]
         self._is_cut = False
+        self._watched: list[int] = []
+        #: Whether what it watches has become readable.
+        self._is_readable = False
 
     def _to(self, lane: str) -> Callable[[bytes], None]:
         queue = self._inbox[lane]
@@ -169,15 +172,20 @@ class MemoryDealer:
         return cls(router, peer, (CLIENT,))
 
     def watch(self, descriptor: int) -> None:
-        """Do nothing: no descriptor becomes readable here."""
+        self._watched.append(descriptor)
 
     def unwatch(self, descriptor: int) -> None:
-        """Do nothing, as ``watch`` does."""
+        self._watched.remove(descriptor)
+
+    def become_readable(self) -> None:
+        """The process at the other end has died."""
+        self._is_readable = True
+        self._on_arrival()
 
     def wait(self, timeout_ms: int | None) -> list[int]:
-        if self._is_cut or not any(self._inbox.values()):
+        if self._is_cut or not (self._is_readable or any(self._inbox.values())):
             self._sleep(timeout_ms)
-        return []
+        return list(self._watched) if self._is_readable else []
 
     def receive(self) -> list[bytes]:
         frames: list[bytes] = []

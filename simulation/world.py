@@ -17,16 +17,18 @@ from typing import Any
 
 from mpgrad.base.handles import Block
 from mpgrad.scheduler.graph_spec import ON_CPU
+from mpgrad.scheduler.invariants import check_invariants
 from simulation.branches import Branches, random_map
 from simulation.caller import Caller
 from simulation.coordinator_process import CoordinatorProcess, Refused, status_board
 from simulation.coordinator_statistics import statistics_of
 from simulation.expectations import Expectations, require
 from simulation.faults import ALL_FAULTS, FaultDice, Faults
-from simulation.invariants import check_invariants
+from simulation.knobs import Knobs
 from simulation.known_coordinator import KnownCoordinator
 from simulation.path_counts import Content, TracedGraph
 from simulation.random_graphs import random_graph
+from simulation.silence import Silence
 from simulation.simulated_memory import MemoryFault, SimulatedMemory
 from simulation.task_history import TaskHistory
 from simulation.transport import MemoryDealer, MemoryEndpoint, MemoryRouter
@@ -60,6 +62,7 @@ class World:
         clients: the number of client processes.
         branches: whether (1) callers also call functions forward.
         faults: the possible faults and their probabilities.
+        knobs: unusual tuning numbers and limits.
     """
 
     def __init__(
@@ -73,7 +76,9 @@ class World:
         clients: int = 1,
         branches: int = 0,
         faults: Faults = ALL_FAULTS,
+        knobs: Knobs | None = None,
     ) -> None:
+        self.knobs = knobs or Knobs()
         self.options = {
             "workers": workers,
             "gpus": gpus,
@@ -93,7 +98,8 @@ class World:
         self.router = MemoryRouter(lane)
         self.endpoint = MemoryEndpoint("simulated", b"")
         self.endpoint.make_dealer = self._make_dealer
-        self.known_coordinator = KnownCoordinator(self.endpoint)
+        self.silence = Silence(self)
+        self.known_coordinator = KnownCoordinator(self.endpoint, self.silence)
         self.board = status_board()
         self.coordinator = CoordinatorProcess(self)
         #: The number of client processes so far: each gets its own number.
@@ -114,7 +120,7 @@ class World:
             "branches": int(seed // 72 % 3 == 1),
         }
         drawn.update((name, number) for name, number in chosen.items() if number is not None)
-        return cls(seed, **drawn)
+        return cls(seed, knobs=Knobs.drawn(seed), **drawn)
 
     def _make_clients(self) -> dict[str, Caller]:
         sessions = self.options["sessions"]
@@ -153,6 +159,10 @@ class World:
         Raises:
             WorldFailure: an expectation was violated.
         """
+        with self.knobs.in_force():
+            return self._run()
+
+    def _run(self) -> World:
         try:
             self._begin()
             steps = 0
@@ -163,7 +173,8 @@ class World:
             while self.time.step():
                 pass
             self._check_end()
-            self.coordinator.close()
+            if not self.silence.is_final:
+                self.coordinator.close()
         except Refused as refused:
             error = refused.__cause__ or refused
             raise WorldFailure(self._explain(error)) from error
@@ -183,6 +194,7 @@ class World:
                 time.after(rng.randint(0, 20_000), self._enlarge_arena)
         if dice.strikes("arena_fills"):
             time.after(rng.randint(0, 16_000), self._fill_arena)
+        self.silence.plan()
         self.coordinator.begin()
         for slot in range(self.options["workers"] + self.options["gpus"]):
             if dice.strikes("kill"):
@@ -226,9 +238,11 @@ class World:
             raise MemoryFault(f"{who} looks at {block}, and its content has changed")
 
     def _check_end(self) -> None:
-        """Check that nothing is left (no graph, flight or block) and that every graph has ended."""
+        """Check that every caller has ended, and that no graph, flight or block is left."""
         for client in self.clients.values():
             require(not client.is_alive, f"deadlock: {client.peer} waits for {client.running()}")
+        if self.silence.is_final:
+            return
         core = self.coordinator.core
         left = statistics_of(core)
         require(
@@ -258,7 +272,8 @@ class World:
         return "\n".join(
             [
                 f"{type(error).__name__}: {error}",
-                f"World({self.seed}{options}); faults so far: {injected or 'none'}",
+                f"World({self.seed}{options}); faults so far: {injected or 'none'}; "
+                f"knobs: {self.knobs}",
                 *self.log.lines(last=HISTORY_LINES),
                 f"again: {again}",
             ]

@@ -17,6 +17,7 @@ from stress.functions import FUNCTIONS
 from stress.fuzz import FUZZ
 from stress.hostile import HOSTILE
 from stress.hosts import HOSTS
+from stress.nightly import add_options, nightly
 from stress.oom import OOM
 from stress.operators import OPERATORS
 from stress.page import write_row
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Perform the run that ``arguments`` name (default: ``sys.argv``)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
+    if options.run is nightly:
+        return nightly(options)
     if options.run is not None:
         return 0 if _perform(options, shlex.join(["scripts/stress", *arguments])) else 1
     results = []
@@ -82,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     every = runs.add_parser("all", help="the long forms of all runs, one after another")
     _add_write(every)
     every.set_defaults(run=None)
+    night = runs.add_parser("nightly", help="go round the runs for hours, with seeds never run")
+    add_options(night)
+    night.set_defaults(run=nightly)
     return parser
 
 

@@ -26,6 +26,7 @@ from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
+from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec, OutputSpec
 from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.shm.backing import Backing
@@ -37,7 +38,6 @@ from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.setup import CoordinatorSetup
 from mpgrad.wire.transport import CLIENT, WORKER_LANES
-from simulation.invariants import check_invariants
 from simulation.transport import MemoryDealer, MemoryRouter
 from stress.hostile_frames import HostileFrames
 

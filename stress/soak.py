@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import psutil
@@ -22,6 +22,8 @@ WARM_UP = 0.1
 #: The number of samples after the warm-up; the first and the last fifth of them are compared.
 LOOKS = 100
 GROWTH_MAX = 0.01
+#: The branches in workers at any time: a step makes up to 7, and the next message releases them.
+BRANCHES_MAX = 32
 SIDE = 48
 
 
@@ -40,6 +42,14 @@ class Cubes(mg.Function):
             raise ArithmeticError("planned by the stress run")
         (x,) = ctx.saved_tensors
         return grad.numpy() * 3 * x.numpy() ** 2, None
+
+
+class Steps(Protocol):
+    """What runs."""
+
+    wrong: int
+
+    def step(self, number: int) -> None: ...
 
 
 class Mixture:
@@ -141,6 +151,8 @@ class Look(NamedTuple):
     #: Live blocks of the client's and of the engine's arena, and bytes of both that have pages.
     blocks: tuple[int, int]
     arena_bytes: int
+    #: In workers: calls that may be differentiated.
+    branches: int
 
     @classmethod
     def at(cls, engine: mg.Engine) -> Look:
@@ -153,6 +165,7 @@ class Look(NamedTuple):
             tuple(psutil.Process(pid).num_fds() for pid in pids),
             (arenas[0].live_blocks, arenas[-1].live_blocks),
             sum(arena.used_bytes + arena.idle_bytes for arena in arenas),
+            figures.branches,
         )
 
 
@@ -161,12 +174,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="of the weights; default: drawn")
     parser.add_argument("--minutes", type=minutes, default=20.0, metavar="M", help="at most")
     parser.add_argument("--workers", type=count, default=2, metavar="W", help="CPU workers")
+    parser.add_argument("--torch", action="store_true", help="both passes of a PyTorch program")
 
 
 def _perform(options: argparse.Namespace) -> Verdict:
     seed = seed_of(options)
     print(f"soak: --seed {seed} --backwards {options.backwards}", flush=True)
-    mixture = Mixture(seed)
+    mixture = _mixture(seed, in_torch=options.torch)
     with mg.Engine("process", cpu_workers=1):
         mixture.step(0)  # opens what this process keeps open
     before = Leftovers.now()
@@ -180,16 +194,25 @@ def _perform(options: argparse.Namespace) -> Verdict:
     left = left_since(before)
     growth = growths(looks)
     complete = done == options.backwards
-    is_flat = all(part < GROWTH_MAX for part in growth.values())
+    branches = max(look.branches for look in looks)
+    is_flat = all(part < GROWTH_MAX for part in growth.values()) and branches <= BRANCHES_MAX
     words = ", ".join(f"{name} {100 * part:+.2f} %" for name, part in growth.items())
     return Verdict(
         complete and is_flat and not (mixture.wrong or left),
         f"{done:,} backwards in {seconds:.0f} s, {mixture.wrong} wrong; growth after the first "
-        f"{100 * WARM_UP:.0f} %: {words}; {left or 'nothing'} left",
+        f"{100 * WARM_UP:.0f} %: {words}; at most {branches} branches; {left or 'nothing'} left",
     )
 
 
-def _backwards(mixture: Mixture, options: argparse.Namespace, deadline: float) -> Iterator[int]:
+def _mixture(seed: int, *, in_torch: bool) -> Steps:
+    if not in_torch:
+        return Mixture(seed)
+    from stress.soak_torch import TorchMixture  # torch need not be installed for the others
+
+    return TorchMixture(seed)
+
+
+def _backwards(mixture: Steps, options: argparse.Namespace, deadline: float) -> Iterator[int]:
     """Run the backwards; yield their number when a sample is due, and at the end."""
     warm = int(WARM_UP * options.backwards)
     every = max(1, (options.backwards - warm) // LOOKS)

@@ -31,6 +31,7 @@ from simulation.coordinator_process import (
     status_board,
 )
 from simulation.known_coordinator import KnownCoordinator
+from simulation.silence import AlwaysAnswers
 from simulation.transport import MemoryEndpoint
 
 #: Address space and limit of the simulated arena: memory never runs short here.
@@ -230,7 +231,7 @@ class ClientProcess(Process):
         return TimedDealer(self, router, SESSION, lanes, sleep=lambda timeout_ms: suspend())
 
     def _live(self) -> None:
-        known: Any = KnownCoordinator(self._coordinator.endpoint)
+        known: Any = KnownCoordinator(self._coordinator.endpoint, AlwaysAnswers())
         session = Session(known, SESSION)
         for number in range(1, self._backwards + 1):
             if self.took_us:

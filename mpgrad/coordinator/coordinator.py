@@ -10,6 +10,7 @@ import gc
 import hmac
 import math
 import os
+import select
 import time
 import traceback
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from mpgrad.base.standard_streams import say
 from mpgrad.coordinator.start_watch import StartWatch
 from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
 from mpgrad.coordinator.watchdog import Deadlines, Watchdog
-from mpgrad.errors import InvariantViolated, ProtocolError
+from mpgrad.errors import InvariantViolated, ProtocolError, TablesCorrupt
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
@@ -34,6 +35,10 @@ from mpgrad.wire.transport import CLIENT, CONTROL, TASK, URGENT, WORKER_LANES, A
 #: The number of internal errors that are told with all that led to them: a peer that provokes them
 #: must not fill the screen.
 ERRORS_TOLD_MAX = 8
+#: The characters of one that a session is told.
+REASON_SHOWN = 2000
+#: The seconds in which one that waits reads this.
+READ_WITHIN_S = 5.0
 #: Seconds between two full collections while there is work. There are hardly any cycles, but
 #: nothing else empties the interpreter's free lists. A collection takes a few milliseconds.
 COLLECT_EVERY_S = 30.0
@@ -164,6 +169,19 @@ class Coordinator:
         if self._errors_told <= ERRORS_TOLD_MAX:
             say("".join(traceback.format_exception(error)).rstrip("\n"))
 
+    def give_up(self, error: Exception) -> None:
+        """Report the internal error for which this process ends, to the sessions, too.
+
+        A session that waits ends this process as soon as it has read it.
+        """
+        self.on_error(error)
+        reason = f"{type(error).__name__}: {error}"[:REASON_SHOWN]
+        for peer in self._sessions:
+            self._router.send(CLIENT, peer, encode(schema.Broken(peer, reason)))
+        self._router.flush()
+        # Who reads it ends this process. What is in no inbox yet would be lost with it.
+        select.select(self._client if self._sessions else (), (), (), READ_WITHIN_S)
+
     def close(self) -> None:
         """Stop the workers."""
         for peer in self._greeted:
@@ -194,6 +212,8 @@ class Coordinator:
                     self._handle(message)
             else:
                 raise ProtocolError(f"{arrival.peer} has not said Hello, or was cut off")
+        except TablesCorrupt:
+            raise  # no peer is to blame
         except (ProtocolError, InvariantViolated, LookupError) as error:
             # LookupError: the tables of the sender have no such task, slot or place.
             self._cut_off(arrival, error)

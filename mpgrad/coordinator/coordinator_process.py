@@ -62,7 +62,7 @@ def main(data: bytes) -> None:
         try:
             coordinator.run()
         except Exception as error:
-            coordinator.on_error(error)
+            coordinator.give_up(error)
             raise SystemExit(1) from None
         finally:
             coordinator.close()

@@ -17,7 +17,7 @@ from mpgrad.base.exits import describe_exit, is_stopped
 from mpgrad.base.handles import ENGINE_ARENA
 from mpgrad.base.hash_seed import hash_seed_for_children
 from mpgrad.base.processor_use import ProcessorUse, processor_use
-from mpgrad.base.standard_streams import write
+from mpgrad.base.standard_streams import say, write
 from mpgrad.base.topology import bindings
 from mpgrad.calls.array_library import PRELOADED
 from mpgrad.calls.branches import limit_bytes
@@ -217,6 +217,10 @@ class CoordinatorProcess:
         if "\n" in said:
             error.add_note(f"What it has printed:\n{said}")
         return error
+
+    def say(self, text: str) -> None:
+        """Tell the user something about it."""
+        say(text)
 
     def is_stopped(self) -> bool:
         """Whether it got SIGSTOP and no SIGCONT since."""

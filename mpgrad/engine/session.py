@@ -36,6 +36,8 @@ T = TypeVar("T")
 Outcome: TypeAlias = do.CompleteGraph | do.FailGraph
 #: The number of questions that measure a round trip.
 QUESTIONS = 5
+#: A number that no graph has, for the question whether the coordinator answers.
+NO_GRAPH = -1
 #: The bytes of shown output that a session keeps.
 SHOWN_BYTES_MAX = 1 << 20
 
@@ -243,12 +245,7 @@ class Session:
         ended = len(self._state.outcomes)
         frames = self._dealer.receive()
         if patience_ms is None:
-            has_come = bool(frames or readable)
-            self._watchdog.note_wait(has_come=has_come, waits="" if has_come else self._waits())
-            self._silent = 0 if has_come else self._silent + 1
-            if self._silent == ASK_AFTER:
-                self._silent = 0
-                self._send(*[ev.GraphAwaited(self.peer, graph) for graph in self.running])
+            self._note_wait(bool(frames or readable))
         replies: list[Any] = []
         try:
             messages = [decode(frame, schema.TO_CLIENT) for frame in frames]
@@ -262,6 +259,16 @@ class Session:
         # Results that it sent before its death count.
         if self._pidfd in readable and len(self._state.outcomes) == ended:
             raise self._loss()
+
+    def _note_wait(self, has_come: bool) -> None:
+        """After some silence, ask for the graphs: a coordinator that lives answers at once."""
+        self._silent = 0 if has_come else self._silent + 1
+        waits = "" if has_come else self._waits()
+        owes_answer = self._silent > ASK_AFTER
+        self._watchdog.note_wait(has_come=has_come, waits=waits, owes_answer=owes_answer)
+        if self._silent == ASK_AFTER:
+            graphs = self.running or (NO_GRAPH,)
+            self._send(*[ev.GraphAwaited(self.peer, graph) for graph in graphs])
 
     def _waits(self) -> str:
         """What waits for the coordinator now."""
@@ -301,6 +308,10 @@ class Session:
         if isinstance(message, schema.Refused):
             self._refusal = message.reason
             self._require_welcome()
+        if isinstance(message, schema.Broken):
+            how = "ended after an internal error, of which it printed more"
+            self.coordinator.kill(f"{how}: {message.reason}")
+            return []
         if isinstance(message, do.ForwardOutput):
             self._show(message)
             return []

@@ -74,7 +74,7 @@ class ClientState:
             if event.graph in self.running:
                 raise ProtocolError(f"graph {event.graph}, which it has lost")
             return []
-        if isinstance(event, do.CancelGraph):
+        if isinstance(event, do.CancelGraph | do.GraphGoesOn):
             return []  # a task that has begun is always finished and answered
         raise InvariantViolated(f"a client cannot handle {type(event).__name__}")
 

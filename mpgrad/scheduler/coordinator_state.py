@@ -34,7 +34,7 @@ Rules of both files:
 2. They never read a clock, never wait, and iterate over nothing unordered: the same events give
    the same instructions, in every process and under every hash seed.
 3. A message of an unknown peer comes from an incarnation that was replaced: ignore it.
-4. Each holder of a block releases it once; ``simulation.invariants`` recounts every holder.
+4. Each holder of a block releases it once; ``invariants`` recounts every holder.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from mpgrad.errors import InvariantViolated, ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.graph_task import GraphEvent, GraphTask
+from mpgrad.scheduler.invariants import Recounts
 from mpgrad.scheduler.lease_table import BlockAllocator
 from mpgrad.scheduler.membership import FlightKey, MemberRecord
 from mpgrad.scheduler.task_flow import TaskFlow
@@ -78,10 +79,11 @@ class CoordinatorState(TaskFlow):
     def __init__(self, allocator: BlockAllocator) -> None:
         super().__init__(allocator)
         #: (session, the session's number of the graph) -> the coordinator's number.
-        self._numbers: dict[tuple[str, int], int] = {}
+        self.numbers: dict[tuple[str, int], int] = {}
         self._next_number = 0
         #: The last events, the newest last. What makes one large is left out.
         self.last_events: deque[Any] = deque(maxlen=EVENTS_KEPT)
+        self.recounts = Recounts()
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ev.SessionOpened: self._on_session_opened,
             ev.SessionClosed: self._on_session_closed,
@@ -109,13 +111,15 @@ class CoordinatorState(TaskFlow):
         Raises:
             ProtocolError: the event contradicts the tables. The shell fences the peer that sent it
                 and recovers what that peer held, as if it had died.
-            InvariantViolated: the tables contradict each other. A note has the last events.
+            InvariantViolated: the tables contradict the event. A note has the last events.
+            TablesCorrupt: the tables contradict each other, with the same note.
         """
         shorten = _SHORTEN.get(type(event))
         self.last_events.append(event if shorten is None else shorten(event))
         try:
             self._handlers[type(event)](event)
             self.dispatch_ready(getattr(event, "peer", ""))
+            self.recounts.note_event(self)
         except ProtocolError:
             raise
         except Exception as error:
@@ -143,7 +147,7 @@ class CoordinatorState(TaskFlow):
 
     def graph_of(self, owner: str, owner_number: int) -> GraphTask | None:
         """The graph with that number in the session ``owner``, unless it has ended."""
-        number = self._numbers.get((owner, owner_number))
+        number = self.numbers.get((owner, owner_number))
         return None if number is None else self.graphs[number]
 
     def _on_graph_submitted(self, event: ev.GraphSubmitted) -> None:
@@ -153,11 +157,10 @@ class CoordinatorState(TaskFlow):
             raise ProtocolError(f"{event.peer} submitted graph {event.graph} twice")
         if not 0 <= event.capture_count <= CAPTURES_MAX:
             raise ProtocolError(f"{event.peer} wants {event.capture_count} results")
-        number = self._next_number
-        self._next_number += 1
+        number, self._next_number = self._next_number, self._next_number + 1
         captures: list[GradientRef] = [None] * event.capture_count
         graph = GraphTask(number, event.peer, event.graph, event.depth, captures)
-        self.graphs[number], self._numbers[event.peer, event.graph] = graph, number
+        self.graphs[number], self.numbers[event.peer, event.graph] = graph, number
         self.enqueue(graph, graph.extend(event.tasks, event.is_whole, event.done))
         self._seed(graph, event)
         self.settle(graph)
@@ -198,10 +201,11 @@ class CoordinatorState(TaskFlow):
                 self.out.append(do.SetDeadline(graph.number, event.grace_ms))
 
     def _on_graph_awaited(self, event: ev.GraphAwaited) -> None:
-        """Say so if the graph will never end. An end that was just sent comes before this."""
+        """Say whether the graph will end. An end that was just sent comes before this."""
         graph = self.graph_of(event.peer, event.graph)
-        if self.membership.get(event.peer) is not None and (graph is None or graph.is_stuck):
-            self.out.append(do.GraphForgotten(event.peer, event.graph))
+        answer = do.GraphForgotten if graph is None or graph.is_stuck else do.GraphGoesOn
+        if self.membership.get(event.peer) is not None:
+            self.out.append(answer(event.peer, event.graph))
 
     def _on_deadline_passed(self, event: ev.DeadlinePassed) -> None:
         """The deadline of a cancelled graph has passed: kill the workers that still hold its tasks.
@@ -253,7 +257,7 @@ class CoordinatorState(TaskFlow):
 
     def _forget(self, graph: GraphTask) -> None:
         del self.graphs[graph.number]
-        del self._numbers[graph.owner, graph.owner_number]
+        del self.numbers[graph.owner, graph.owner_number]
 
     # ------------------------------------------------------------------ a member lives
 

@@ -116,6 +116,13 @@ class GraphForgotten(NamedTuple):
     graph: int
 
 
+class GraphGoesOn(NamedTuple):
+    """The graph that the session waits for is known, and will end."""
+
+    peer: str
+    graph: int
+
+
 class ForwardOutput(NamedTuple):
     """Show the output of a worker: printed text, a log record or a warning."""
 
@@ -167,6 +174,7 @@ ToClient: TypeAlias = (
     | CompleteGraph
     | FailGraph
     | GraphForgotten
+    | GraphGoesOn
     | ForwardOutput
 )
 CoordinatorInstruction: TypeAlias = ToWorker | ToClient | StartWorker | FenceWorker | SetDeadline

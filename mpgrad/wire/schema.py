@@ -44,6 +44,13 @@ class Refused(NamedTuple):
     reason: str
 
 
+class Broken(NamedTuple):
+    """The coordinator has met an internal error, and ends."""
+
+    peer: str
+    reason: str
+
+
 class StopEngine(NamedTuple):
     """The client closes its engine."""
 
@@ -80,6 +87,7 @@ MESSAGES: dict[int, type[Any]] = {
     5: StopEngine,
     6: QueryProcesses,
     7: Processes,
+    8: Broken,
     10: ev.GraphSubmitted,
     11: ev.GraphExtended,
     12: ev.GraphCancelled,
@@ -101,6 +109,7 @@ MESSAGES: dict[int, type[Any]] = {
     42: do.ForwardOutput,
     43: do.DeliverCaptures,
     44: do.GraphForgotten,
+    45: do.GraphGoesOn,
 }
 
 #: The messages that each side may send; any other is a ProtocolError.
@@ -128,6 +137,7 @@ TO_WORKER = (
 TO_CLIENT = (
     Welcome,
     Refused,
+    Broken,
     Processes,
     do.DispatchNodeTask,
     do.CancelGraph,
@@ -135,6 +145,7 @@ TO_CLIENT = (
     do.CompleteGraph,
     do.FailGraph,
     do.GraphForgotten,
+    do.GraphGoesOn,
     do.ForwardOutput,
 )
 FROM_WORKER = (

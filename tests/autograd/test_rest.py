@@ -15,7 +15,7 @@ from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.engine.local import run_local, run_local_until
 from mpgrad.scheduler.plan import plan
 from mpgrad.tensors.tensor import gradient_edge
-from simulation.invariants import check_spec
+from simulation.spec_invariants import check_spec
 
 
 class Undefined(mg.Function):

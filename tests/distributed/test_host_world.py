@@ -28,6 +28,12 @@ def run_worlds(seeds: range) -> None:
         HostWorld(seed).run()
 
 
+def test_ways_clog_and_break_in_these_worlds() -> None:
+    worlds = [HostWorld(seed).run() for seed in range(60)]
+    assert any(world.links.ends for world in worlds)
+    assert any(world.links.waited for world in worlds)
+
+
 def doubled_messages_are_joined_again(patch: pytest.MonkeyPatch) -> None:
     def join(operation: Operation, step: object, frames: object) -> None:
         right(operation, step, frames)
@@ -58,6 +64,13 @@ def a_loss_ends_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostMembership, "_lose", lambda self, *_, **__: [])
 
 
+def nobody_hears_of_a_loss(patch: pytest.MonkeyPatch) -> None:
+    """All see a death for themselves; that a way has broken sees only who sends there."""
+    right = HostMembership._lose
+    patch.setattr(HostMembership, "_lose", lambda self, *lost, **_: right(self, *lost, tells=False))
+    farewells_do_not_name_the_dead(patch)
+
+
 def nobody_says_farewell(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostMembership, "may_go", True)
 
@@ -76,6 +89,7 @@ def farewells_do_not_name_the_dead(patch: pytest.MonkeyPatch) -> None:
         upper_ranks_are_added_first,
         a_step_does_not_wait_for_its_message,
         a_loss_ends_nothing,
+        nobody_hears_of_a_loss,
         nobody_says_farewell,
         pytest.param(farewells_do_not_name_the_dead, marks=(pytest.mark.long, pytest.mark.slow)),
     ],

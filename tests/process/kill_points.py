@@ -64,7 +64,7 @@ class KillPoint(NamedTuple):
     phase: str
     #: From 1.
     nth: int
-    #: A signal, or what is done in place of sending one: "FORK", "CLOSE".
+    #: A signal, or what is done in place of sending one: "FORK", "CLOSE", "SLEEP", "SPIN".
     sent: int | str = signal.SIGKILL
 
 
@@ -149,8 +149,25 @@ def _fork() -> None:
     os.waitpid(child, 0)
 
 
-#: What user code may do to a process beside sending it signals.
-_DEEDS = {"FORK": _fork, "CLOSE": lambda: os.closerange(3, 256)}
+def _sleep() -> None:
+    """Never return, and do nothing."""
+    while True:
+        signal.pause()
+
+
+def _spin() -> None:
+    """Never return, and use a processor."""
+    while True:
+        pass
+
+
+#: What is done to a process beside sending it signals.
+_DEEDS = {
+    "FORK": _fork,
+    "CLOSE": lambda: os.closerange(3, 256),
+    "SLEEP": _sleep,
+    "SPIN": _spin,
+}
 
 
 class Passages:

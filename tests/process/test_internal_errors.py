@@ -36,6 +36,20 @@ if "mpgrad.coordinator" in sys.orig_argv:
         from mpgrad.scheduler.coordinator_state import CoordinatorState
 
         CoordinatorState.complete = CoordinatorState._forget
+    if "{where}" == "tables of the coordinator":
+        from mpgrad.base.handles import ENGINE_ARENA, Block
+        from mpgrad.scheduler import invariants
+        from mpgrad.scheduler.coordinator_state import CoordinatorState
+
+        invariants.DECIDE_EVERY = 1
+        right_complete = CoordinatorState.complete
+
+        def complete(self, graph):
+            if graph.number == 1:
+                self.leases.holders[Block(ENGINE_ARENA, 1 << 30, 64, 1)] = 1
+            right_complete(self, graph)
+
+        CoordinatorState.complete = complete
 elif "mpgrad.workers" in sys.orig_argv and "{where}" == "worker":
     from mpgrad.workers.task import TaskRunner
 
@@ -61,11 +75,17 @@ def backward() -> None:
     ((x @ x).exp() + (x * x).exp()).sum().backward()
 
 
+def many_backwards() -> None:
+    """The tables are recounted now and then."""
+    for _ in range(1000):
+        backward()
+
+
 def test_a_bug_in_the_coordinator(plant, capfd: pytest.CaptureFixture[str]) -> None:
     plant("coordinator")
     with mg.Engine("process", cpu_workers=1):
         backward()
-        with pytest.raises(CoordinatorLost, match="exited with status 1"):
+        with pytest.raises(CoordinatorLost, match=r"internal error.*ValueError: a planted bug"):
             backward()
     said = capfd.readouterr().err
     assert "met an internal error: a planted bug\n" in said
@@ -79,6 +99,24 @@ def test_a_bug_in_the_coordinator(plant, capfd: pytest.CaptureFixture[str]) -> N
         "GraphSubmitted"
     ] * 2
     assert events[-1].startswith("NodeTaskDone(peer='w0.1', graph=1")
+
+
+def test_tables_that_do_not_add_up_end_the_coordinator(
+    plant, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No peer is cut off for it; who waits is told why, and the next backward is right."""
+    plant("tables of the coordinator")
+    with mg.Engine("process", cpu_workers=1):
+        backward()
+        with pytest.raises(CoordinatorLost) as caught:
+            many_backwards()
+        backward()
+    for words in ("ended after an internal error", "TablesCorrupt", "leases do not add up"):
+        assert words in str(caught.value)
+    said = capfd.readouterr().err
+    assert "met an internal error: the coordinator has recounted its tables: leases do not" in said
+    assert said.partition("The last events:\n")[2].startswith(("SessionOpened(", "WorkerJoined("))
+    assert "protocol error" not in said
 
 
 def test_a_graph_that_is_lost_is_an_error(plant, monkeypatch: pytest.MonkeyPatch) -> None:

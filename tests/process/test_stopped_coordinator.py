@@ -1,10 +1,11 @@
-"""A coordinator that is stopped (SIGSTOP), not dead: nobody waits for ever and in silence."""
+"""A coordinator that is stopped (SIGSTOP) or hangs, not dead: nobody waits for ever in silence."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +16,7 @@ from mpgrad.engine import coordinator_watchdog, session
 from mpgrad.errors import CoordinatorLost
 from tests.leftovers import is_alive, wait_until
 from tests.process.conftest import check_usable
+from tests.process.kill_points import kill_at
 
 pytestmark = pytest.mark.process
 
@@ -36,6 +38,41 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_watchdog, "WAIT_MS", 20)
     monkeypatch.setattr(coordinator_watchdog, "NOTICE_AFTER", 2)
     monkeypatch.setattr(coordinator_watchdog, "KILL_AFTER", 4)
+
+
+@pytest.fixture
+def suspicious(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it must answer soon."""
+    monkeypatch.setattr(session, "ASK_AFTER", 2)
+    monkeypatch.setattr(coordinator_watchdog, "RUN_LIMIT_S", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("deed", "words"), [("SLEEP", "did nothing for 0.08 s"), ("SPIN", "ran on")]
+)
+def test_one_that_hangs_is_given_up(
+    suspicious: None, monkeypatch: pytest.MonkeyPatch, deed: str, words: str
+) -> None:
+    kill_at(monkeypatch, f"coordinator:submitted:2:{deed}")
+    x = leaf()
+    with mg.Engine("process", cpu_workers=1) as engine:
+        check_usable()
+        pid = engine.coordinator_pid
+        with pytest.raises(CoordinatorLost) as caught:
+            mg.exp(x).sum().backward()
+        said = f"(pid {pid}) {words} and gave no answer, and was killed while a backward"
+        assert said in str(caught.value)
+        assert x.grad is None
+        check_usable()
+
+
+def test_one_that_answers_is_waited_for(suspicious: None) -> None:
+    """A task may take as long as it likes."""
+    with mg.Engine("process", cpu_workers=1) as engine:
+        check_usable()
+        pid = engine.coordinator_pid
+        assert mg.parallel_map(time.sleep, [1.0]) == [None]
+        assert engine.coordinator_pid == pid
 
 
 def stop(engine: mg.Engine) -> int:

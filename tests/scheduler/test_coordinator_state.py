@@ -16,10 +16,10 @@ from mpgrad.scheduler.coordinator_state import (
     RESTARTS_WITHOUT_PROGRESS_MAX,
     CoordinatorState,
 )
+from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec, OutputSpec
 from mpgrad.shm.free_list import FreeList
 from simulation.coordinator_statistics import statistics_of
-from simulation.invariants import check_invariants
 
 CLIENT, WORKER, OTHER = "c1.0", "w0.1", "w1.1"
 KIB = 1024
@@ -120,7 +120,7 @@ def test_results_of_a_cancelled_graph_are_not_delivered(core: Core) -> None:
 
 def test_who_waits_for_a_graph_hears_that_it_will_never_end(core: Core) -> None:
     [first] = core.submit(task(to(CAPTURE)))
-    assert core.handle_event(ev.GraphAwaited(CLIENT, 0)) == []
+    assert core.handle_event(ev.GraphAwaited(CLIENT, 0)) == [do.GraphGoesOn(CLIENT, 0)]
     core.graphs[first.graph].outstanding_tasks -= 1
     stuck = CoordinatorState.handle_event(core, ev.GraphAwaited(CLIENT, 0))
     assert stuck == [do.GraphForgotten(CLIENT, 0)]

@@ -8,8 +8,8 @@ import pytest
 
 from mpgrad.errors import InvariantViolated
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, reaches, serial_order
-from simulation.invariants import check_spec
 from simulation.random_graphs import random_graph
+from simulation.spec_invariants import check_spec
 
 
 def node(sequence_nr: int, *targets: tuple[int, int] | None, inputs: int = 1) -> NodeSpec:

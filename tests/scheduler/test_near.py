@@ -10,10 +10,10 @@ from mpgrad.errors import SharedMemoryExhausted
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.graph_spec import ON_CPU
+from mpgrad.scheduler.invariants import check_invariants
 from mpgrad.scheduler.membership import NEAR_WAITING_MAX, WORKER_CREDIT
 from mpgrad.scheduler.plan_tables import CAPTURE
 from mpgrad.scheduler.ready_queue import ReadyQueue, ReadyTask, lane_of, slot_of
-from simulation.invariants import check_invariants
 from tests.scheduler.test_coordinator_state import CLIENT, Core, task, to
 
 W0, W1, W2 = "w0.1", "w1.1", "w2.1"

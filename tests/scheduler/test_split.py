@@ -7,7 +7,7 @@ from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import CAPTURE, Plan
 from mpgrad.scheduler.split import parts_of, split, split_above_us
 from mpgrad.scheduler.tuning import MESSAGE_US, worth_us
-from simulation.invariants import check_spec
+from simulation.spec_invariants import check_spec
 
 SPLIT_ABOVE_US = split_above_us(MESSAGE_US)
 DEAR_US = 2.0 * SPLIT_ABOVE_US

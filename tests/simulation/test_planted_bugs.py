@@ -40,6 +40,22 @@ def forget(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
     patch.setattr(owner, name, lambda *_, **__: None)
 
 
+# ----------------------------------------------------------------------- limits
+
+
+@bug
+def a_limit_is_written_a_second_time(patch):
+    """Only Worlds whose credit is another one show it."""
+    right = MemberRecord.has_credit
+
+    def wrong(self, **wanted):
+        with patch.context() as inside:
+            inside.setattr(membership, "WORKER_CREDIT", 2)
+            return right(self, **wanted)
+
+    patch.setattr(MemberRecord, "has_credit", wrong)
+
+
 # ----------------------------------------------------------------------- leases
 
 
@@ -403,7 +419,7 @@ def sessions_share_the_names_of_their_graphs(patch):
     right = CoordinatorState.graph_of
 
     def wrong(self, owner, name):
-        others = [key for key in self._numbers if key[1] == name]
+        others = [key for key in self.numbers if key[1] == name]
         return right(self, *(others[0] if others else (owner, name)))
 
     patch.setattr(CoordinatorState, "graph_of", wrong)

@@ -14,7 +14,8 @@ from mpgrad.base.handles import ENGINE_ARENA, Block
 from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.coordinator.supervisor import Supervisor
 from mpgrad.coordinator.watchdog import Deadlines, Watchdog
-from mpgrad.engine import session
+from mpgrad.engine import coordinator_watchdog, session
+from mpgrad.engine.coordinator_watchdog import CoordinatorWatchdog
 from mpgrad.engine.session import Session
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
@@ -37,6 +38,26 @@ bug = PLANTS.bug
 
 
 # ----------------------------------------------------------------------- the coordinator
+
+
+@bug
+def nobody_minds_a_coordinator_that_hangs(patch):
+    patch.setattr(CoordinatorWatchdog, "_judge_silence", lambda self: None)
+
+
+@bug
+def a_coordinator_that_is_silent_for_a_while_is_killed(patch):
+    patch.setattr(coordinator_watchdog, "KILL_AFTER", 5)
+
+
+@bug
+def who_waits_for_its_start_does_not_ask(patch):
+    right = Session._note_wait
+
+    def wrong(self, has_come):
+        right(self, has_come or not self.workers)
+
+    patch.setattr(Session, "_note_wait", wrong)
 
 
 @bug

@@ -12,17 +12,19 @@ from typing import Any
 
 import pytest
 
+from mpgrad.scheduler import invariants, membership
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.graph_task import GRAPH_TRANSITIONS, GraphEvent, GraphPhase, GraphTask
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
 from mpgrad.scheduler.plan import plan
 from simulation import caller
 from simulation.faults import ALL_FAULTS, NO_FAULTS, Faults
-from simulation.invariants import check_spec
+from simulation.knobs import KNOBS, Knobs
 from simulation.many_worlds import run_worlds
 from simulation.path_counts import MODULUS, TracedGraph, run_serially
 from simulation.random_graphs import NODES_MAX, NODES_MIN, random_graph
 from simulation.situations import ALL_SITUATIONS
+from simulation.spec_invariants import check_spec
 from simulation.world import World
 
 #: Two graphs a World on average, and a few more Worlds than that needs.
@@ -66,6 +68,15 @@ def test_without_faults_every_graph_completes() -> None:
 )
 def test_seeds_at_which_the_simulation_itself_was_wrong(seed: int) -> None:
     World.drawn(seed).run()
+
+
+def test_knobs_are_turned_while_a_world_runs() -> None:
+    drawn = [Knobs.drawn(seed).values for seed in range(400)]
+    assert 100 < drawn.count({}) < 300
+    assert {name for values in drawn for name in values} == {knob.name for knob in KNOBS}
+    with Knobs({"WORKER_CREDIT": 5}).in_force():
+        assert (membership.WORKER_CREDIT, invariants.WORKER_CREDIT) == (5, 5)
+    assert (membership.WORKER_CREDIT, invariants.WORKER_CREDIT) == (2, 2)
 
 
 KINDS = [field.name for field in fields(Faults)]

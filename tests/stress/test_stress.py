@@ -104,7 +104,7 @@ def test_soak_counts_wrong_gradients_and_what_is_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So few backwards are all warm-up: whether memory grows is the long run's question.
-    monkeypatch.setattr(soak, "GROWTH_MAX", 1.0)
+    monkeypatch.setattr(soak, "GROWTH_MAX", 10.0)  # it is too short to judge
     assert main(["soak", "--backwards", "40", "--seed", "7"]) == 0
     assert "PASSED: 40 backwards" in (verdict := capsys.readouterr().out.splitlines()[-1])
     for words in ("0 wrong", "descriptors +0.00 %", "nothing left"):
@@ -114,9 +114,28 @@ def test_soak_counts_wrong_gradients_and_what_is_left(
     assert "0 wrong" not in capsys.readouterr().out
 
 
+@pytest.mark.process
+@pytest.mark.slow
+def test_soak_runs_both_passes_of_torch(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(soak, "GROWTH_MAX", 10.0)  # it is too short to judge
+    assert main(["soak", "--torch", "--backwards", "20", "--seed", "7"]) == 0
+    assert ", 0 wrong; growth" in capsys.readouterr().out
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_branches_that_stay_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "GROWTH_MAX", 10.0)  # it is too short to judge
+    monkeypatch.setattr(soak, "BRANCHES_MAX", -1)
+    assert main(["soak", "--backwards", "10", "--seed", "7"]) == 1
+
+
 def test_soak_sees_growth() -> None:
     def look(number: int) -> soak.Look:
-        return soak.Look((1000, 500, 400, 400), (20, 30), (7, number // 20), 4096)
+        return soak.Look((1000, 500, 400, 400), (20, 30), (7, number // 20), 4096, 0)
 
     found = soak.growths([look(number) for number in range(100)])
     assert found["client"] == found["arenas"] == found["descriptors"] == 0.0

@@ -47,6 +47,7 @@ SAMPLES = [
     do.DeliverCaptures("c1.0", 1, ((0, b"one"), (3, b""))),
     ev.GraphAwaited("c1.0", 1),
     do.GraphForgotten("c1.0", 1),
+    do.GraphGoesOn("c1.0", 1),
     do.CompleteGraph(
         "c1.0",
         1,

@@ -1,27 +1,69 @@
 """check_invariants(): recount every table of the coordinator's core from scratch.
 
-The simulation calls it after every step, so it is written for speed: plain loops, and messages that
-are built only when they are needed. It deliberately shares no counting code with the core.
-check_spec() is about the tables of a frozen graph.
+A coordinator calls it now and then (``Recounts``), the simulation after every event. So it is
+written for speed: plain loops, and messages that are built only when they are needed. It
+deliberately shares no counting code with the core.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpgrad.base.handles import Block, is_counted
-from mpgrad.errors import InvariantViolated
-from mpgrad.scheduler.coordinator_state import CoordinatorState
-from mpgrad.scheduler.graph_spec import GraphSpec, Target
+from mpgrad.errors import InvariantViolated, TablesCorrupt
 from mpgrad.scheduler.graph_task import MISSING, GraphPhase, GraphTask, TaskState
 from mpgrad.scheduler.membership import SHORT_CREDIT, WORKER_CREDIT, FlightKey, MemberRecord
+from mpgrad.scheduler.ready_queue import lane_of
+
+if TYPE_CHECKING:
+    from mpgrad.scheduler.coordinator_state import CoordinatorState
 
 #: Plain names: every task of every graph looks them up after every event.
 _DONE, _NOT_READY, _DISPATCHED = TaskState.DONE, TaskState.NOT_READY, TaskState.DISPATCHED
 
 
+#: Events between two decisions whether to recount, and for each row of the tables the events that
+#: pay for it: a recount costs less than 1 % of what the coordinator does between two of them.
+DECIDE_EVERY, EVENTS_PER_ROW = 128, 2
+
+
+class Recounts:
+    """Decides after which events of a core its tables are recounted."""
+
+    def __init__(self) -> None:
+        #: Events since the last recount, and until the next decision.
+        self._since, self._until = 0, DECIDE_EVERY
+        #: How many there were.
+        self.made = 0
+
+    def note_event(self, state: CoordinatorState) -> None:
+        """An event has been handled.
+
+        Raises:
+            TablesCorrupt: the tables contradict each other, whoever's message is being handled.
+        """
+        self._until -= 1
+        if self._until:
+            return
+        self._since += DECIDE_EVERY
+        self._until = DECIDE_EVERY
+        if self._since >= EVENTS_PER_ROW * _rows(state):
+            self._since = 0
+            self.made += 1
+            _recount(state)
+
+
+def _recount(state: CoordinatorState) -> None:
+    try:
+        check_invariants(state)
+    except Exception as error:  # a table may also name what another one lacks
+        what = str(error) if isinstance(error, InvariantViolated) else repr(error)
+        raise TablesCorrupt(f"the coordinator has recounted its tables: {what}") from error
+
+
 def check_invariants(state: CoordinatorState) -> None:
     """Raise InvariantViolated at the first inconsistent table."""
+    _check_names(state)
     _check_leases(state)
     ready: list[tuple[int, int]] = []
     dispatched: list[tuple[int, int]] = []
@@ -29,6 +71,28 @@ def check_invariants(state: CoordinatorState) -> None:
         _check_graph(graph, ready, dispatched)
     _check_queue(state, ready)
     _check_flights(state, dispatched)
+
+
+def _rows(state: CoordinatorState) -> int:
+    """The number of rows that a recount looks at."""
+    count = len(state.leases) + len(state.ready)
+    for graph in state.graphs.values():
+        count += len(graph.specs) + len(graph.captures) + len(graph.buffers) + len(graph.early)
+    for member in state.membership.members.values():
+        count += len(member.flights) + len(member.kept)
+    return count
+
+
+def _check_names(state: CoordinatorState) -> None:
+    """Each graph and each worker is found under its names, and under no other."""
+    names = {(graph.owner, graph.owner_number): number for number, graph in state.graphs.items()}
+    if state.numbers != names:
+        raise InvariantViolated(f"the sessions' numbers of graphs are {state.numbers}, not {names}")
+    members = state.membership.members.values()
+    workers = sorted([one.peer for one in members if one.is_worker])
+    listed = [one.peer for one in state.membership.workers()]
+    if sorted(listed) != workers:
+        raise InvariantViolated(f"the workers are {workers}, and {listed} are listed")
 
 
 def _check_leases(state: CoordinatorState) -> None:
@@ -105,6 +169,9 @@ def _check_graph(
         raise InvariantViolated(f"{name}: remaining is {graph.remaining} after {done} tasks")
     if is_running and graph.skipped != skipped:
         raise InvariantViolated(f"{name}: skipped is {graph.skipped}, not {skipped}")
+    inline = sum([len(ref) for ref in graph.captures if type(ref) is bytes])
+    if graph.inline_nbytes != inline:
+        raise InvariantViolated(f"{name}: inline_nbytes is {graph.inline_nbytes}, not {inline}")
     if is_running and (graph.is_complete or graph.is_settled):
         raise InvariantViolated(f"{name} has ended but is still in the table")
 
@@ -143,10 +210,17 @@ def _missing_inputs(graph: GraphTask, task: int) -> int:
 
 
 def _check_queue(state: CoordinatorState, ready: list[tuple[int, int]]) -> None:
-    """The queue holds exactly the ready tasks of running graphs, each once."""
+    """The queue holds exactly the ready tasks of running graphs, each once, in its lane."""
     queued = sorted((task.graph, task.task) for task in state.ready.tasks())
     if queued != sorted(ready):
         raise InvariantViolated(f"the ReadyQueue holds {queued}, not {sorted(ready)}")
+    for lane, heap in state.ready.heaps.items():
+        for at, one in enumerate(heap):
+            spec = state.graphs[one.graph].specs[one.task]
+            if lane != lane_of(spec.device, spec.near):
+                raise InvariantViolated(f"the ReadyQueue has {one} in lane {lane}")
+            if one < heap[(at - 1) // 2 if at else 0]:
+                raise InvariantViolated(f"lane {lane} of the ReadyQueue has {one} out of order")
 
 
 def _check_flights(state: CoordinatorState, dispatched: list[tuple[int, int]]) -> None:
@@ -189,27 +263,3 @@ def _check_counts(state: CoordinatorState, worker: MemberRecord) -> None:
     held = (suspects, long, behind, load_us, publishing)
     if counted != held:
         raise InvariantViolated(f"{worker.peer} holds {held}, not {counted}")
-
-
-def check_spec(spec: GraphSpec) -> None:
-    """Raise InvariantViolated unless ``spec`` is well formed."""
-    count = len(spec.nodes)
-    if sorted(spec.order) != list(range(count)):
-        raise InvariantViolated("the serial order does not name every node once")
-    position = {index: at for at, index in enumerate(spec.order)}
-    for index, node in enumerate(spec.nodes):
-        for target in node.edges:
-            if target is None:
-                continue
-            _check_target(spec, target, f"an edge of node {index}")
-            if position[target[0]] <= position[index]:
-                raise InvariantViolated(f"node {target[0]} comes before its producer {index}")
-    for target in spec.seeds + spec.captures:
-        _check_target(spec, target, "a seed or capture")
-
-
-def _check_target(spec: GraphSpec, target: Target, what: str) -> None:
-    if not 0 <= target[0] < len(spec.nodes):
-        raise InvariantViolated(f"{what} ends at node {target[0]}, which does not exist")
-    if not 0 <= target[1] < len(spec.nodes[target[0]].input_nbytes):
-        raise InvariantViolated(f"{what} ends at input {target[1]}, which does not exist")
