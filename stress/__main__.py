@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpgrad.engine.blas import blas_limit
+from stress.branches import BRANCHES
 from stress.chaos import CALLS, CHAOS
 from stress.deep import DEEP
 from stress.elastic import ELASTIC
@@ -29,10 +30,11 @@ from stress.wide import WIDE
 
 RUNS = (
     CHAOS, CALLS, SIMULATION, SOAK, STORM, FUZZ, FILES, DEEP, WIDE, OOM, OPERATORS, FUNCTIONS,
-    HOSTILE, HOSTS, ELASTIC,
+    BRANCHES, HOSTILE, HOSTS, ELASTIC,
 )  # fmt: skip
 #: How long forms differ from the defaults, which are for a first look.
 LONG = {
+    "branches": ["--programs", "5000"],
     "calls": ["--kills", "1000", "--minutes", "20"],
     "chaos": ["--kills", "1000", "--minutes", "20"],
     "elastic": ["--kills", "100", "--minutes", "20"],

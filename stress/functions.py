@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import argparse
 import collections
-import json
 import os
 import re
-import subprocess
-import sys
 import sysconfig
 import tempfile
 import time
@@ -20,10 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from stress.interpreters import results_of
 from stress.run import Run, Verdict, count, progress_bar, seed_of
 
-#: Programs of one interpreter, and seconds after which it is taken for stuck.
-OF_AN_INTERPRETER, STUCK_S = 250, 900
+#: Programs of one interpreter.
+OF_AN_INTERPRETER = 250
 #: Differences that are printed.
 PRINTED = 40
 
@@ -187,35 +185,12 @@ def _results(
     mode: str, check: str, seed: int, first: int, number: int, environment: dict[str, str]
 ) -> dict[int, Any]:
     """By program what came of it; one that kills its interpreter has no result."""
-    results: dict[int, Any] = {}
-    end = first + number
-    while first < end:
-        words = [mode, check, *map(str, (seed, first, end - first))]
-        lines = _lines([sys.executable, "-m", "stress.function_runs", *words], environment)
-        for line in lines:
-            if line.startswith("{"):
-                result = json.loads(line)
-                results[result["number"]] = result
-        begun = [int(line) for line in lines if line.isdecimal()]
-        first = max([first, *begun]) + 1
-    return results
 
+    def words(first: int, number: int) -> list[str]:
+        numbers = map(str, (seed, first, number))
+        return ["-m", "stress.function_runs", mode, check, *numbers]
 
-def _lines(command: list[str], environment: dict[str, str]) -> list[str]:
-    try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=None if "FUZZ_VERBOSE" in environment else subprocess.DEVNULL,
-            text=True,
-            check=False,
-            timeout=STUCK_S,
-            env=environment,
-        )
-    except subprocess.TimeoutExpired as stuck:
-        output: Any = stuck.stdout or b""
-        return str(output.decode() if isinstance(output, bytes) else output).splitlines()
-    return done.stdout.splitlines()
+    return results_of(words, first, number, environment)
 
 
 def _environment(base: str) -> dict[str, str]:

@@ -78,7 +78,6 @@ class Branch(NamedTuple):
         changed: the numbers of the inputs that have changed and may (Modules' buffers).
         grown: the bytes that this process has gained meanwhile, if its library asks for that.
         made: the leaves that were made meanwhile, by ``id``; None: nobody asks.
-        computed: the numbers of the inputs that require grad and have a history at the caller's.
     """
 
     library: ArrayLibrary
@@ -89,7 +88,6 @@ class Branch(NamedTuple):
     changed: list[int]
     grown: int = 0
     made: dict[int, Any] | None = None
-    computed: tuple[int, ...] = ()
 
     @property
     def is_recorded(self) -> bool:
@@ -202,9 +200,7 @@ def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
     changed = _changed(call, inputs, before, kept, hidden, library, is_copy=is_copy)
     data, buffers, outputs = _dumped(call, result, inputs, library)
     grown = library.held() - held
-    kinds = enumerate(call.inputs)
-    computed = tuple([at for at, kind in kinds if kind.has_history and kind.requires_grad])
-    branch = Branch(library, data, buffers, outputs, list(inputs), changed, grown, made, computed)
+    branch = Branch(library, data, buffers, outputs, list(inputs), changed, grown, made)
     if call.seeks_lost and branch.is_recorded:
         require_own_leaves(call, branch, record)
     return branch

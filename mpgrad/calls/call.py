@@ -133,8 +133,6 @@ class InputKind(NamedTuple):
     name: str
     #: What else the library needs to make the tensor of its array.
     layout: Any = None
-    #: The caller's has been computed from others.
-    has_history: bool = False
 
 
 class Ran(NamedTuple):

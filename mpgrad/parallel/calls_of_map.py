@@ -25,6 +25,7 @@ from mpgrad.engine.calls_in_workers import Answered, Chunks, Request
 from mpgrad.engine.engine import current_engine
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.parallel import placing
+from mpgrad.parallel.buffers_of_forks import BuffersOfFork
 from mpgrad.shm.arena import client_arena
 from mpgrad.tensors import storage
 from mpgrad.wire.surroundings import look_around
@@ -65,6 +66,7 @@ class CallsOfMap:
         around: what is around the caller.
         keep: the arrays that workers read, as long as any branch may be made again.
         is_on_gpu: whether an input lies on a GPU, where workers of the CPU cannot read it.
+        beside: of a fork, the buffers that it reaches.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class CallsOfMap:
         self._packed = 0
         self._arrays: list[list[Array]] = []
         self.is_on_gpu = False
+        self.beside: BuffersOfFork | None = None
         self._pack_until(len(items) if CUDA.in_use else 1)  # is a later one on a GPU?
 
     def _pack_until(self, items: int) -> None:
@@ -209,6 +212,7 @@ class CallsOfMap:
         """The results of all calls, which run in this process."""
         self._pack_until(len(self._items))  # what cannot travel is found before anything runs
         ran = placing.run_here(self.key, self._count, self._here, until=lambda done: False)
+        self._note_buffers(ran[0])
         self._write_buffers(ran)
         return [self._result(number, one) for number, one in enumerate(ran)]
 
@@ -336,6 +340,16 @@ class CallsOfMap:
 
     # ------------------------------------------------------------------ a fork
 
+    def begin_fork(self) -> BuffersOfFork:
+        """Note which buffers the only call reaches, for the forks beside it."""
+        pairs = zip(self._inputs[0], self._calls[0].inputs, strict=True)
+        self.beside = BuffersOfFork(self.name, [one for one, kind in pairs if kind.is_buffer])
+        return self.beside
+
+    def _note_buffers(self, ran: _Ran) -> None:
+        if self.beside is not None:
+            self.beside.note([self._inputs[0][at] for at, _ in ran.changed])
+
     def take_own_memory(self) -> None:
         """Copy the memory of the call's inputs that somebody may write while it runs, without a
         version that would tell: what arrays of the caller's hold, too."""
@@ -360,12 +374,15 @@ class CallsOfMap:
         """The versions of the inputs, for ``result_of``."""
         return list(map(self._library.version, self._inputs[0]))
 
-    def _require_unchanged(self, versions: list[int]) -> None:
-        """Check that nobody has changed the inputs of a call while it ran."""
-        for one, kind, version in zip(
-            self._inputs[0], self._calls[0].inputs, versions, strict=True
-        ):
-            if self._library.version(one) != version and not kind.is_buffer:
+    def _require_unchanged(self, versions: list[int], ran: _Ran) -> None:
+        """Check that nobody has changed the inputs of a call while it ran. Others may change
+        buffers that the call has left as they were."""
+        written = {at for at, _ in ran.changed}
+        kinds = self._calls[0].inputs
+        for at, (one, version) in enumerate(zip(self._inputs[0], versions, strict=True)):
+            kind = kinds[at]
+            may_change = kind.is_buffer and at not in written
+            if self._library.version(one) != version and not may_change:
                 raise RuntimeError(
                     f"{kind.name or 'a tensor'} of shape {list(one.shape)} was changed in place "
                     f"while {self.name} ran with it in a worker: wait for the result first, or "
@@ -376,13 +393,15 @@ class CallsOfMap:
         """The result of the only call, whose Node gets a place that was taken before.
 
         Raises:
-            RuntimeError: an input has another version than in ``versions``.
+            RuntimeError: an input has another version than in ``versions``, or a fork beside it
+                reaches a buffer that one of them has changed.
         """
         self._ended = ended
         placing.TIMES.observe(self.key, [answered.took_us])
         placing.SIZES.note(self.key, answered.answer.nbytes)
         ran = self._opened(0, answered)
-        self._require_unchanged(versions)
+        self._note_buffers(ran)
+        self._require_unchanged(versions, ran)
         self._write_buffers([ran])
         return self._result(0, ran, place)
 
@@ -429,12 +448,8 @@ class CallsOfMap:
             attached = self._library.attach(told, inputs, place, self._fn)
             for at, output in zip(wanted, attached, strict=True):
                 outputs[at] = output
-        found = load_result(
-            ran.result,
-            ran.buffers,
-            lambda at: outputs[at] if at >= 0 else inputs[-1 - at],
-            self._library,
-        )
+        made = lambda at: outputs[at] if at >= 0 else inputs[-1 - at]  # noqa: E731
+        found = load_result(ran.result, ran.buffers, made, self._library)
         if isinstance(found, Drawn):
             let_go_on(found, self._items, self._drawn_by, self.name)
             return found.result

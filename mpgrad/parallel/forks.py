@@ -17,6 +17,7 @@ from mpgrad.engine.engine import current_engine
 from mpgrad.engine.submitter import OF_PARENT, Submission, has_lock, is_serving_thread
 from mpgrad.errors import EngineClosed
 from mpgrad.parallel import placing
+from mpgrad.parallel.buffers_of_forks import BuffersOfFork
 from mpgrad.parallel.calls_of_map import CallsOfMap
 
 #: The states of a Future that has a result, or will have none.
@@ -33,6 +34,8 @@ class ForkFuture(concurrent.futures.Future[Any]):
 
     #: Whether somebody has asked for the result, or will: then a failure needs no warning.
     is_asked_for = False
+    #: The buffers that it reaches; None: it has run at once.
+    buffers: BuffersOfFork | None = None
     #: Says that nobody wants the result any more, see ``Submitter.stop``.
     stop: Callable[[int | None], None] = staticmethod(lambda grace_ms: None)
 
@@ -63,6 +66,8 @@ class ForkFuture(concurrent.futures.Future[Any]):
 
     def _ask(self) -> None:
         self.is_asked_for = True
+        if self.buffers is not None:
+            self.buffers.ask()
         # Not done(): a thread of the parent may have held the lock.
         if self._state not in _ENDED and self._pid != os.getpid():
             raise EngineClosed(OF_PARENT)
@@ -132,6 +137,7 @@ def fork_of(
         _run_now(future, lambda: fn(*args, **kwargs))
         return future
     made = CallsOfMap(library, fn, [args], (), kwargs, [range(1)], is_sum=False, seed=seed)
+    future.buffers = made.begin_fork()
     if not _is_for_workers(made):
         _run_now(future, lambda: made.run_here()[0])
         return future

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -96,6 +96,21 @@ def stop_left_behind() -> None:
             branch.stop_all(GRACE_MS)
 
 
+class Place(NamedTuple):
+    """Where a branch begins in the program: the sequence numbers of its two Nodes."""
+
+    begin: int
+    end: int
+
+    @classmethod
+    def here(cls) -> Place:
+        """The place of the Node that would be the next one."""
+        if not HAS_NUMBERS:
+            return cls(-1, -1)
+        node = torch.ones((), requires_grad=True).clone().grad_fn
+        return cls(node._sequence_nr(), next(_counts.next))  # type: ignore[union-attr]
+
+
 class ForkedBranch:
     """What both Nodes of a branch know.
 
@@ -115,15 +130,15 @@ class ForkedBranch:
         #: By backward, what EndBranch gives (perhaps as a Future), and whether the graph stays.
         self._flights: dict[int, tuple[Any, bool]] = {}
 
-    def take_place(self) -> None:
-        """Record EndBranch, here in the program."""
+    def take_place(self, place: Place) -> None:
+        """Record EndBranch there in the program."""
         if not self.needing:
             return
         self._token = EndBranch.apply(self, *[self.inputs[n] for n in self.needing])
         node = self._token.grad_fn
         if HAS_NUMBERS and node is not None:
-            self._number = node._sequence_nr()
-            node._set_sequence_nr(next(_counts.next))
+            self._number = place.begin
+            node._set_sequence_nr(place.end)
 
     def attach(self, ran: Ran, library: ArrayLibrary) -> Sequence[torch.Tensor]:
         """Record BeginBranch: ``ran.outputs`` with a history."""
@@ -298,13 +313,6 @@ class ForkedBranch:
 
 class EndBranch(torch.autograd.Function):
     """Behind a branch: gives its inputs their gradients."""
-
-    @staticmethod
-    def before(inputs: Sequence[torch.Tensor], version: Callable[[Any], int]) -> ForkedBranch:
-        """A branch that begins here in the program."""
-        branch = ForkedBranch(inputs, version)
-        branch.take_place()
-        return branch
 
     @staticmethod
     def forward(ctx: Any, branch: ForkedBranch, *inputs: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ from mpgrad.torch.branch_nodes import (
     BeginBranch,
     Derived,
     ForkedBranch,
+    Place,
     are_batched,
     backward_number,
 )
@@ -121,7 +122,7 @@ class _ParallelizedCall(ForkedBranch):
         self._places = [at for at, one in enumerate(args) if isinstance(one, torch.Tensor)]
         super().__init__([args[at] for at in self._places], LIBRARY.version)
         self._original, self._cls, self._args = original, cls, args
-        self.take_place()
+        self.take_place(Place.here())
         found = original(*map(_apart, args))
         self._is_single = not isinstance(found, tuple)
         self._found: tuple[Any, ...] = (found,) if self._is_single else found

@@ -74,8 +74,7 @@ class TorchTensors(ArrayLibrary):
         attributes = {k: v for k, v in found.items() if _is_plain(v)} if found else {}
         needs = tensor.requires_grad
         cls = torch.Tensor if type(tensor) is SharedResult else type(tensor)
-        layout, has_history = layout_of(tensor), tensor.grad_fn is not None
-        return InputKind(cls, needs, attributes, is_buffer, name, layout, has_history)
+        return InputKind(cls, needs, attributes, is_buffer, name, layout_of(tensor))
 
     def array(self, tensor: torch.Tensor, is_buffer: bool) -> Array:
         layout = layout_of(tensor)
@@ -157,12 +156,10 @@ class TorchTensors(ArrayLibrary):
         return sorted(found)
 
     def used_inputs(self, branch: Branch) -> tuple[Sequence[int], Sequence[int]]:
-        # What is saved is asked for when an input has changed, which is rare. Nothing lies behind a
-        # leaf of the caller's.
-        if not branch.computed:
-            return (), ()
+        # What is saved is asked for when an input has changed, which is rare.
         reached = set(map(id, _leaves_behind(branch.outputs)[0]))
-        return (), [at for at in branch.computed if id(branch.inputs[at]) not in reached]
+        needing = [at for at, one in enumerate(branch.inputs) if one.requires_grad]
+        return (), [at for at in needing if id(branch.inputs[at]) not in reached]
 
     def standing_leaves(self, branch: Branch) -> list[torch.Tensor]:
         known = set(map(id, (*branch.inputs, *branch.outputs)))
@@ -228,19 +225,20 @@ class TorchTensors(ArrayLibrary):
             buffer.copy_(tensor)
 
     def place(self, inputs: Sequence[torch.Tensor], modes: tuple[Any, ...]) -> Any:
-        return branch_nodes.EndBranch.before(inputs, self.version) if modes[0] else None
+        return branch_nodes.Place.here() if modes[0] else None
 
     def attach(
         self, ran: Ran, inputs: Sequence[torch.Tensor], place: Any, fn: Any
     ) -> Sequence[torch.Tensor]:
         with torch.enable_grad():
-            if place is None:
-                # An edge to what no output depends on would run, and free, the graph behind it.
-                sources = [
-                    one.detach() if at in ran.unreached else one for at, one in enumerate(inputs)
-                ]
-                place = branch_nodes.EndBranch.before(sources, self.version)
-            return place.attach(ran, self)
+            # An edge to what no output depends on would call its hooks, and run and free the graph
+            # behind it.
+            sources = [
+                one.detach() if at in ran.unreached else one for at, one in enumerate(inputs)
+            ]
+            branch = branch_nodes.ForkedBranch(sources, self.version)
+            branch.take_place(place or branch_nodes.Place.here())
+            return branch.attach(ran, self)
 
 
 LIBRARY = TorchTensors()

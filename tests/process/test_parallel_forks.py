@@ -278,3 +278,37 @@ def test_a_result_that_grows_when_its_call_runs_again_is_an_error(
         pytest.raises(mg.errors.MpgradError, match="larger result when it ran again"),
     ):
         mg.parallel_map(grows, [x, x])
+
+
+# ---------------------------------------------------------------------- buffers
+
+
+def normalized(norm: mg.nn.Module, x: mg.Tensor) -> mg.Tensor:
+    return norm(x).sum()
+
+
+def test_forks_side_by_side_that_change_one_buffer_are_an_error(engine: mg.Engine) -> None:
+    """It was so: in workers each began from the same value, in local one after another."""
+    norm, (x,) = mg.nn.BatchNorm1d(3), leaves(1, (4, 3))
+    first, second = (mg.fork(normalized, norm, x) for _ in range(2))
+    with pytest.raises(RuntimeError, match=r"a buffer of shape .* has changed"):
+        _ = [mg.wait(future) for future in (first, second)]
+    mg.wait(mg.fork(normalized, mg.nn.BatchNorm1d(3), x))
+
+
+def test_a_fork_that_reads_what_one_before_it_changes_is_an_error(engine: mg.Engine) -> None:
+    norm, (x,) = mg.nn.BatchNorm1d(3), leaves(1, (4, 3))
+    first = mg.fork(normalized, norm, x)
+    second = mg.fork(lambda: norm.running_mean.sum())
+    with pytest.raises(RuntimeError, match="Wait for the first result"):
+        _ = [mg.wait(future) for future in (first, second)]
+
+
+def test_forks_one_after_another_change_a_buffer_as_a_loop_does(engine: mg.Engine) -> None:
+    norm, alone, (x,) = mg.nn.BatchNorm1d(3), mg.nn.BatchNorm1d(3), leaves(1, (4, 3))
+    reading = mg.fork(lambda: norm.running_mean.sum())  # begun before the change
+    for _ in range(3):
+        mg.wait(mg.fork(normalized, norm, x))
+        normalized(alone, x)
+    assert mg.wait(reading).item() == 0.0
+    assert bits(norm.running_mean, norm.running_var) == bits(alone.running_mean, alone.running_var)
