@@ -147,7 +147,6 @@ _IMPURE = (
     "(h * h).sum().backward()",
     "os.environ['FUZZ_OF_BRANCHES'] = '1'",
     "data[0] = 5.0",
-    "x.requires_grad_(False)",
     "h = T.ones(2, 3) @ T.ones(2, 3)",
     "FIXED.add_(1.0)",
     "net.one.weight.grad = None",
@@ -201,6 +200,7 @@ class _Writer:
     def __init__(self, chance: random.Random, library: str) -> None:
         self._chance, self._library = chance, library
         self._draws = False
+        self._has_single_results = True
         self._lines: list[str] = []
         self._functions: list[str] = []
         self._computed: list[str] = []
@@ -292,6 +292,7 @@ class _Writer:
         if one.random() < 0.1:
             lines.append(self._some(_PRINTS))
         result = self._some(_SUMMED if is_sum else _RESULTS)
+        self._has_single_results &= result in ("h", "h.sum()", "h.mean(0)")
         declared = [line for line in ("global TOTAL",) if any(line in part for part in lines)]
         body = [*declared, "h = x * 1.0", *(part.replace("global TOTAL\n", "") for part in lines)]
         text = "\n".join("    " + line for part in body for line in part.splitlines())
@@ -354,9 +355,10 @@ class _Writer:
         one = self._chance
         chosen = [name for name in self._computed if one.random() < 0.8] or self._computed[-1:]
         outs = f"[{', '.join(chosen)}]"
-        if one.random() < 0.1:
+        # A hook of one result sees no gradient that comes through another one of the same call.
+        if one.random() < 0.2 and self._has_single_results:
             self._add(f"for one in flat({outs}):\n    one.requires_grad and one.retain_grad()")
-        if one.random() < 0.1:
+        if one.random() < 0.2 and self._has_single_results:
             self._add(
                 f"for one in flat({outs})[:1]:",
                 "    one.requires_grad and one.register_hook(doubled)",

@@ -61,6 +61,15 @@ class ArrayLibrary(ABC):
     def leaf(self, kind: InputKind, array: Array) -> Any:
         """The Tensor that stands for an input in a branch; ``array`` must not be written."""
 
+    def behind(self, tensor: Any, kind: InputKind) -> Any:
+        """The Tensor that stands for the caller's own one in a branch that is made again with a
+        history: a view, so that a gradient of it runs no hook of the caller's."""
+        found = tensor.view_as(tensor)
+        if type(found) is not kind.cls:
+            found.__class__ = kind.cls
+        vars(found).update(kind.attributes or {})
+        return found
+
     def is_live(self, array: Array) -> bool:
         """Whether an array of ``array()`` is the caller's own memory, which may change and which a
         branch in the same process could write."""

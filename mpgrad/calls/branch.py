@@ -20,13 +20,13 @@ import numpy as np
 from mpgrad.autograd.running import engine_slot
 from mpgrad.base.accidental_ends import accidental_end
 from mpgrad.calls.array_library import ArrayLibrary, library_of, seed_generators
+from mpgrad.calls.attempts import Attempts
 from mpgrad.calls.call import BranchCall, Item
 from mpgrad.calls.classes import held_by_classes
 from mpgrad.calls.item_generators import Drawn, drawn_from, states_of
 from mpgrad.calls.lost_gradients import require_own_leaves
 from mpgrad.calls.results import can_return, dump_result
 from mpgrad.calls.state import ReachedState
-from mpgrad.calls.travel import Receiver
 from mpgrad.calls.unpicklable import why_it_does_not_travel
 from mpgrad.shipping.process_state import is_installed_namespace
 from mpgrad.tensors.storage import leaves_made
@@ -159,8 +159,7 @@ def record(call: BranchCall, inputs: Sequence[Any], *, is_copy: bool = True) -> 
 
 def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
     library = library_of(call.library)
-    receiver = Receiver(inputs)
-    fn, shared, keywords, _ = receiver.load_shared(call.code.data, call.code_buffers)
+    attempts = Attempts(call, inputs, library)
     before = list(map(library.mark, inputs))
     kept = {
         number: library.content(inputs[number])
@@ -180,16 +179,10 @@ def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
     ):
         results, drawn = [], list[tuple[int, int, Any]]()
         for item in call.items:
-            args = receiver.load(item.data, item.buffers)
-            seed_generators(library, call.seed, item.number)
-            generators = states_of(args)
-            compared = [None if at in generators else one for at, one in enumerate(args)]
-            reached = {"": fn, "shared": (shared, keywords), "arguments": compared}
-            receiver.set_context()
-            with _watched(call, reached, library, changed_around):
-                results.append(_called(call, item, fn, (*args, *shared), keywords, len(args)))
-            if generators:
-                drawn += drawn_from(item.number, generators, args)
+            run = functools.partial(_item, call, item, attempts, library, changed_around)
+            one, from_generators = attempts.of_item(item.number, run)
+            results.append(one)
+            drawn += from_generators
         result = results[0]
         if call.is_sum:
             for other in results[1:]:
@@ -204,6 +197,26 @@ def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
     if call.seeks_lost and branch.is_recorded:
         require_own_leaves(call, branch, record)
     return branch
+
+
+def _item(
+    call: BranchCall,
+    item: Item,
+    attempts: Attempts,
+    library: ArrayLibrary,
+    changed_around: Callable[[], str],
+) -> tuple[Any, list[tuple[int, int, Any]]]:
+    """The result of one item, and what it has drawn from its generators."""
+    args = attempts.receiver.load(item.data, item.buffers)
+    fn, shared, keywords = attempts.fn, attempts.shared, attempts.keywords
+    seed_generators(library, call.seed, item.number)
+    generators = states_of(args)
+    compared = [None if at in generators else one for at, one in enumerate(args)]
+    reached = {"": fn, "shared": (shared, keywords), "arguments": compared}
+    attempts.receiver.set_context()
+    with _watched(call, reached, library, changed_around):
+        result = _called(call, item, fn, (*args, *shared), keywords, len(args))
+    return result, [*drawn_from(item.number, generators, args)] if generators else []
 
 
 def _called(

@@ -58,6 +58,7 @@ class BranchCall(NamedTuple):
             Otherwise the names of attributes that may change.
         seeks_lost: whether a library that does not always do it looks for leaves whose gradient
             would be lost.
+        retries: how often an item that raises an Exception is tried again.
     """
 
     number: int
@@ -74,6 +75,7 @@ class BranchCall(NamedTuple):
     watched: frozenset[str] | None = None
     held: tuple[tuple[type[Any], str, int], ...] = ()
     seeks_lost: bool = False
+    retries: int = 0
 
     @property
     def backward_in_words(self) -> str:

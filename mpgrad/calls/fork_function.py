@@ -191,10 +191,12 @@ def _connected(ctx: FunctionContext) -> Branch:
     """The branch, made again on the caller's own tensors, so that it can be differentiated twice
     (``create_graph``)."""
     call: BranchCall = ctx.call
-    leaf, arrays = library_of(call.library).leaf, _arrays(ctx)
+    library, arrays = library_of(call.library), _arrays(ctx)
     own = ctx.sources.unchanged(call)
     inputs = [
-        own[number] if number in own and not kind.is_buffer else leaf(kind, arrays[number])
+        library.behind(own[number], kind)
+        if number in own and not kind.is_buffer
+        else library.leaf(kind, arrays[number])
         for number, kind in enumerate(call.inputs)
     ]
     return made_again(call, inputs, ctx.digest, is_copy=False)

@@ -54,6 +54,7 @@ def rule_of(
         b"" if around is None else around.data,
         {} if around is None else around.numpy_errors,
         call.seeks_lost,
+        call.retries,
     )
 
 
@@ -103,6 +104,7 @@ def call_of(rule: CallRule, unpack: Callable[[PackedArray], Array]) -> BranchCal
         Around(rule.surroundings, "", rule.numpy_errors) if rule.surroundings else None,
         None if rule.watched is None else frozenset(rule.watched),
         seeks_lost=rule.seeks_lost,
+        retries=rule.retries,
     )
 
 

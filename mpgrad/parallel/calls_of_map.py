@@ -57,7 +57,7 @@ class CallsOfMap:
         fn, items, positional, keywords: what is called, and with what.
         pieces: the items of each chunk.
         is_sum: whether the results of a chunk are added.
-        changes: see ``parallel_map``.
+        changes, retries: see ``parallel_map``.
         are_buffers_of_first: whether Modules' buffers keep what the first call has left in them.
         seed: of the random numbers; None: one is drawn from each of this process's generators.
 
@@ -80,6 +80,7 @@ class CallsOfMap:
         *,
         is_sum: bool,
         changes: frozenset[str] = frozenset(),
+        retries: int = 0,
         are_buffers_of_first: bool = False,
         seed: tuple[int, int, int] | None = None,
     ) -> None:
@@ -91,7 +92,7 @@ class CallsOfMap:
         # An engine's initializer decides which globals travel, so it must be known first.
         current_engine().execution_for_calls()
         self._watched = changes if placing.RUNS.is_watched(fn) else None
-        self._are_buffers_of_first = are_buffers_of_first
+        self._are_buffers_of_first, self._retries = are_buffers_of_first, retries
         self._fn, self._library = fn, library
         self.name, self.key = placing.name_of(fn), placing.key_of(fn)
         self._items, self._pieces, self._is_sum = items, pieces, is_sum
@@ -168,12 +169,13 @@ class CallsOfMap:
                     self._watched if numbers[0] == 0 else None,
                     self._held(),
                     self._watched is not None,
+                    self._retries,
                 )
             )
 
     def _held(self) -> tuple[tuple[type[Any], str, int], ...]:
-        held, number_of = self._sender.held, self._sender.number_of
-        return tuple([(cls, name, number_of(tensor)) for cls, name, tensor in held])
+        number_of = self._sender.number_of
+        return tuple([(cls, name, number_of(one)) for cls, name, one in self._sender.held])
 
     def _array(self, tensor: Any) -> Array:
         array = self._array_of.get(id(tensor))
@@ -287,8 +289,8 @@ class CallsOfMap:
     def request(self, number: int) -> Request:
         """A call, for workers."""
         limit = current_engine().execution_for_calls().shm_limit
-        expected = placing.SIZES.expected(self.key, self._count, limit)
-        return Request(self._calls[number], self._arrays[number], expected)
+        room = placing.SIZES.expected(self.key, self._count, limit)
+        return Request(self._calls[number], self._arrays[number], room)
 
     def _chunks(self, first: int) -> Chunks:
         """The calls from ``first`` on, for workers."""
@@ -378,11 +380,9 @@ class CallsOfMap:
         """Check that nobody has changed the inputs of a call while it ran. Others may change
         buffers that the call has left as they were."""
         written = {at for at, _ in ran.changed}
-        kinds = self._calls[0].inputs
-        for at, (one, version) in enumerate(zip(self._inputs[0], versions, strict=True)):
-            kind = kinds[at]
-            may_change = kind.is_buffer and at not in written
-            if self._library.version(one) != version and not may_change:
+        for at, kind in enumerate(self._calls[0].inputs):
+            one, is_left = self._inputs[0][at], kind.is_buffer and at not in written
+            if self._library.version(one) != versions[at] and not is_left:
                 raise RuntimeError(
                     f"{kind.name or 'a tensor'} of shape {list(one.shape)} was changed in place "
                     f"while {self.name} ran with it in a worker: wait for the result first, or "

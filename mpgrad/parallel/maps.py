@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mpgrad.autograd.running import engine_slot
@@ -23,6 +25,7 @@ def parallel_map(
     out: str = "list",
     chunks: int | None = None,
     changes: Sequence[str] = (),
+    retries: int = 0,
 ) -> Any:
     """``[fn(*item, *shared) for item in zip(*iterables)]``, forward and backward in workers.
 
@@ -45,18 +48,21 @@ def parallel_map(
         changes: names of attributes that ``fn`` may change on what it reaches although that is
             lost (a cache). What else it changes, beside its result and Modules' buffers, is
             compared in the first calls, and in ever fewer later ones.
+        retries: how often an item that raises an Exception is tried again at once, for what may
+            fail by chance: a file system, a service. Each attempt begins alike, with the same
+            random numbers, so the bits do not depend on how many there were.
 
     Returns:
         The list of results, or their sum.
 
     Raises:
         ValueError: the iterables differ in length; a sum of no items; an unknown ``out``; or
-            ``chunks`` is not positive.
+            ``chunks`` is not positive; or ``retries`` is negative.
         TypeError: something cannot be pickled (the error names it), or a sum of unequal results.
         RuntimeError: ``fn`` has changed something that would be lost.
         BaseException: what the first call that raises has raised, with a note that names its item.
     """
-    return map_of(LIBRARY, fn, iterables, shared, out, chunks, changes)
+    return map_of(LIBRARY, fn, iterables, shared, out, chunks, changes, retries)
 
 
 def map_of(
@@ -67,12 +73,15 @@ def map_of(
     out: str,
     chunks: int | None,
     changes: Sequence[str],
+    retries: int,
 ) -> Any:
     """``parallel_map`` for the tensors of ``library``."""
     if out not in ("list", "sum"):
         raise ValueError(f"out must be 'list' or 'sum', not {out!r}")
     if chunks is not None and chunks < 1:
         raise ValueError(f"chunks must be at least 1, not {chunks}")
+    if retries < 0:
+        raise ValueError(f"retries must be at least 0, not {retries}")
     if not callable(fn):
         raise TypeError(f"fn must be callable, not {type(fn).__name__}")
     if not iterables:
@@ -92,9 +101,18 @@ def map_of(
         return []
     pieces = _pieces(len(items), chunks)
     if engine_slot.is_inside_rule():
-        return _inline(library, fn, items, positional, keywords, pieces, is_sum)
+        tried = functools.partial(_tried, fn, retries)
+        return _inline(library, tried, items, positional, keywords, pieces, is_sum)
     made = CallsOfMap(
-        library, fn, items, positional, keywords, pieces, is_sum=is_sum, changes=frozenset(changes)
+        library,
+        fn,
+        items,
+        positional,
+        keywords,
+        pieces,
+        is_sum=is_sum,
+        changes=frozenset(changes),
+        retries=retries,
     )
     results = made.run()
     if not is_sum:
@@ -148,6 +166,14 @@ def _pieces(count: int, chunks: int | None) -> list[range]:
     number = min(chunks or CHUNKS, count)
     ends = [count * (k + 1) // number for k in range(number)]
     return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _tried(fn: Callable[..., Any], retries: int, *args: Any, **keywords: Any) -> Any:
+    """What ``fn`` returns, in a branch: a new attempt finds what the one before has left."""
+    for _ in range(retries):
+        with suppress(Exception):
+            return fn(*args, **keywords)
+    return fn(*args, **keywords)
 
 
 def _inline(

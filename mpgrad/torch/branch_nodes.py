@@ -96,14 +96,14 @@ def stop_left_behind() -> None:
             branch.stop_all(GRACE_MS)
 
 
-class Place(NamedTuple):
+class BranchPlace(NamedTuple):
     """Where a branch begins in the program: the sequence numbers of its two Nodes."""
 
     begin: int
     end: int
 
     @classmethod
-    def here(cls) -> Place:
+    def here(cls) -> BranchPlace:
         """The place of the Node that would be the next one."""
         if not HAS_NUMBERS:
             return cls(-1, -1)
@@ -130,7 +130,7 @@ class ForkedBranch:
         #: By backward, what EndBranch gives (perhaps as a Future), and whether the graph stays.
         self._flights: dict[int, tuple[Any, bool]] = {}
 
-    def take_place(self, place: Place) -> None:
+    def take_place(self, place: BranchPlace) -> None:
         """Record EndBranch there in the program."""
         if not self.needing:
             return
@@ -294,10 +294,12 @@ class ForkedBranch:
     ) -> list[torch.Tensor | None]:
         """The same with a history (``create_graph``): the branch is made again on the caller's own
         tensors."""
-        ran, _ = self._parts()
+        ran, library = self._parts()
         changed = self._changed()
         inputs = [
-            self._leaf(number, array) if kind.is_buffer or number in changed else own
+            self._leaf(number, array)
+            if kind.is_buffer or number in changed or not own.requires_grad
+            else library.behind(own, kind)
             for number, (own, kind, array) in enumerate(
                 zip(self.inputs, ran.call.inputs, self._arrays(changed), strict=True)
             )

@@ -24,9 +24,9 @@ from mpgrad.parallel.forks import ForkFuture, fork_of
 from mpgrad.torch.branch_nodes import (
     HAS_NUMBERS,
     BeginBranch,
+    BranchPlace,
     Derived,
     ForkedBranch,
-    Place,
     are_batched,
     backward_number,
 )
@@ -122,7 +122,7 @@ class _ParallelizedCall(ForkedBranch):
         self._places = [at for at, one in enumerate(args) if isinstance(one, torch.Tensor)]
         super().__init__([args[at] for at in self._places], LIBRARY.version)
         self._original, self._cls, self._args = original, cls, args
-        self.take_place(Place.here())
+        self.take_place(BranchPlace.here())
         found = original(*map(_apart, args))
         self._is_single = not isinstance(found, tuple)
         self._found: tuple[Any, ...] = (found,) if self._is_single else found
@@ -185,9 +185,11 @@ class _ParallelizedCall(ForkedBranch):
     def _recorded_gradients(
         self, grads: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
-        found = self._original(*self._args)
+        # Behind Nodes of their own: their hooks run when their gradients are there.
+        args = [one.view_as(one) if _needs_grad(one) else one for one in self._args]
+        found = self._original(*args)
         outs = found if isinstance(found, tuple) else (found,)
-        needing = [one for one in self.inputs if one.requires_grad]
+        needing = [args[at] for at in self._places if _needs_grad(args[at])]
         pairs = [
             (outs[at], grad)
             for at, grad in zip(self._wanted, grads, strict=True)
@@ -261,6 +263,10 @@ def _next_seed() -> tuple[int, int, int]:
     state = torch.default_generator.get_state()
     seed = zlib.crc32(state.numpy()) + _begun.count
     return seed, seed % (1 << 31), seed
+
+
+def _needs_grad(one: Any) -> bool:
+    return isinstance(one, torch.Tensor) and one.requires_grad
 
 
 def _plain(one: Any) -> Any:

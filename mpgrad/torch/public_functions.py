@@ -21,6 +21,7 @@ def parallel_map(
     out: str = "list",
     chunks: int | None = None,
     changes: Sequence[str] = (),
+    retries: int = 0,
 ) -> Any:
     """``[fn(*item, *shared) for item in zip(*iterables)]`` of torch, forward and backward in
     mpgrad's workers.
@@ -35,7 +36,7 @@ def parallel_map(
             meta tensor, a tensor of another device); the error names it and the remedy.
     """
     stop_left_behind()
-    return map_of(LIBRARY, fn, iterables, shared, out, chunks, changes)
+    return map_of(LIBRARY, fn, iterables, shared, out, chunks, changes, retries)
 
 
 def fork(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> ForkFuture:

@@ -225,7 +225,7 @@ class TorchTensors(ArrayLibrary):
             buffer.copy_(tensor)
 
     def place(self, inputs: Sequence[torch.Tensor], modes: tuple[Any, ...]) -> Any:
-        return branch_nodes.Place.here() if modes[0] else None
+        return branch_nodes.BranchPlace.here() if modes[0] else None
 
     def attach(
         self, ran: Ran, inputs: Sequence[torch.Tensor], place: Any, fn: Any
@@ -237,7 +237,7 @@ class TorchTensors(ArrayLibrary):
                 one.detach() if at in ran.unreached else one for at, one in enumerate(inputs)
             ]
             branch = branch_nodes.ForkedBranch(sources, self.version)
-            branch.take_place(place or branch_nodes.Place.here())
+            branch.take_place(place or branch_nodes.BranchPlace.here())
             return branch.attach(ran, self)
 
 

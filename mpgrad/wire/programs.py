@@ -107,6 +107,7 @@ class CallRule(msgspec.Struct, frozen=True, array_like=True, tag=3):
     surroundings: bytes = b""
     numpy_errors: dict[str, str] = {}
     seeks_lost: bool = False
+    retries: int = 0
 
 
 class BranchRule(msgspec.Struct, frozen=True, array_like=True, tag=4):

@@ -854,3 +854,24 @@ def test_the_graph_of_a_map_is_not_taken_for_that_of_a_loop() -> None:
     looped = Scaled.apply(2.0, xs[0])
     assert isinstance(outs[0].grad_fn, type(looped.grad_fn))
     assert outs[0].grad_fn.name() == looped.grad_fn.name()
+
+
+@pytest.mark.parametrize("of_leaf", [True, False])
+def test_create_graph_runs_hooks_of_the_caller_once(engine: mg.Engine, of_leaf: bool) -> None:
+    """It was so: they ran for the gradients of each call, and again for their sum."""
+    (x,) = leaves(31, (3,))
+    parameter = mg.nn.Parameter(mg.tensor([1.0, 2.0, 3.0]))
+    used = parameter if of_leaf else parameter * 1.5
+    seen = []
+    used.register_hook(lambda grad: seen.append(1) or grad * 2.0)
+    found = []
+    for run in (
+        lambda: [(x * used**2).sum() for _ in range(3)],
+        lambda: mg.parallel_map(lambda y, w: (y * w**2).sum(), [x] * 3, shared=(used,)),
+    ):
+        seen.clear()
+        (first,) = mg.grad(mg.stack(run()).sum(), parameter, create_graph=True)
+        assert seen == [1]
+        (second,) = mg.grad(first.sum(), parameter)
+        found.append((first.tolist(), second.tolist()))
+    assert found[0] == found[1]
