@@ -76,3 +76,28 @@ def test_the_judge(local: list[Any], there: list[Any], plain: list[Any], words: 
 def test_a_program_without_a_result_is_a_difference() -> None:
     results = dict.fromkeys(branches.MODES)
     assert branches.Judge(results, False).difference() == "no result of plain"
+
+
+FAULTS = [
+    "a_buffer_is_written_twice",
+    "a_sum_in_another_order",
+    "an_old_branch",
+    "another_seed_after_eviction",
+    "no_digest_is_compared",
+    "no_seed_at_all",
+]
+
+
+@pytest.mark.process
+@pytest.mark.long
+@pytest.mark.parametrize("fault", FAULTS)
+def test_branches_finds_a_planted_fault(
+    fault: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPGRAD_TEST_HOOK", f"tests.stress.planted_in_workers:{fault}")
+    words = ["--programs", "120", "--library", "mpgrad", "--seed", "8"]
+    assert main(["branches", *words]) == 1
+    said = capsys.readouterr().out
+    assert "program " in said  # it names one, and shows the first
+    assert "def run(say):" in said
+    assert "no result" not in said  # the interpreters have lived
