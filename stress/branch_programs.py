@@ -201,6 +201,8 @@ class _Writer:
         self._chance, self._library = chance, library
         self._draws = False
         self._has_single_results = True
+        #: Whether a change of an argument is one of what the call and its result have, as in a loop.
+        self._shares_memory = True
         self._lines: list[str] = []
         self._functions: list[str] = []
         self._computed: list[str] = []
@@ -292,6 +294,7 @@ class _Writer:
         if one.random() < 0.1:
             lines.append(self._some(_PRINTS))
         result = self._some(_SUMMED if is_sum else _RESULTS)
+        self._shares_memory &= result != "x[0]"
         self._has_single_results &= result in ("h", "h.sum()", "h.mean(0)")
         declared = [line for line in ("global TOTAL",) if any(line in part for part in lines)]
         body = [*declared, "h = x * 1.0", *(part.replace("global TOTAL\n", "") for part in lines)]
@@ -346,6 +349,7 @@ class _Writer:
                 "FMAP(Cube, [w, *xs])",
             )
         )
+        self._shares_memory &= "PARTS" not in call
         self._add(f"{out} = {call}", f"say('{out}', {out})")
         self._computed.append(out)
 
@@ -363,10 +367,10 @@ class _Writer:
                 f"for one in flat({outs})[:1]:",
                 "    one.requires_grad and one.register_hook(doubled)",
             )
-        if one.random() < 0.1:
+        if one.random() < 0.1 and self._has_single_results:
             outs = f"flat({outs})[::2]"
         self._add(f"loss = total({outs})")
-        if one.random() < 0.15:
+        if one.random() < 0.15 and self._shares_memory:
             self._add(
                 self._some(
                     (
@@ -377,12 +381,11 @@ class _Writer:
                         "with T.no_grad():\n    next(net.parameters()).mul_(2.0)",
                         "data[0] = 9.0",
                         "ks[0] = 9.0",
-                        f"for one in flat({outs})[:1]:\n    one.detach().add_(1.0)",
                     )
                 )
             )
         way = self._some(("one", "one", "one", "twice", "grad", "create", "each", "step", "freed"))
-        if way == "one":
+        if way == "one" or (way == "each" and not self._has_single_results):
             self._add("loss.backward()")
         elif way == "twice":
             self._add("loss.backward(retain_graph=True)", "say_grads(say)", "loss.backward()")
