@@ -201,7 +201,7 @@ class _Writer:
         self._chance, self._library = chance, library
         self._draws = False
         self._has_single_results = True
-        #: Whether a change of an argument is one of what the call and its result have, as in a loop.
+        #: Whether a call and its result have the memory of the arguments, as in a loop.
         self._shares_memory = True
         self._lines: list[str] = []
         self._functions: list[str] = []

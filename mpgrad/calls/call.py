@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from mpgrad.tensors.storage import adopt
 from mpgrad.wire.surroundings import Around
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -76,6 +77,22 @@ class BranchCall(NamedTuple):
     held: tuple[tuple[type[Any], str, int], ...] = ()
     seeks_lost: bool = False
     retries: int = 0
+
+    def with_own_arrays(self, known: dict[int, tuple[Array, Array]]) -> BranchCall:
+        """The call with copies of its NumPy arrays, which nobody writes: it may run again.
+
+        Args:
+            known: by ``id``, arrays and their copies; new ones are added.
+        """
+
+        def own(array: Array) -> Array:
+            if id(array) not in known:
+                known[id(array)] = array, adopt(array)
+            return known[id(array)][1]
+
+        items = [item._replace(buffers=tuple(map(own, item.buffers))) for item in self.items]
+        code_buffers = tuple(map(own, self.code_buffers))
+        return self._replace(code_buffers=code_buffers, items=tuple(items))
 
     @property
     def backward_in_words(self) -> str:

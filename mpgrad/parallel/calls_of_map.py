@@ -102,6 +102,7 @@ class CallsOfMap:
         self._travels = functools.partial(travels, library=library)
         #: The arrays of the inputs by ``id``; the inputs live as long.
         self._array_of: dict[int, Array] = {}
+        self._own_arrays: dict[int, tuple[Array, Array]] = {}
         #: Copies of these, see ``_own``.
         self._copies: dict[int, Array] = {}
         #: The items that have drawn from generators, by the ``id`` of these.
@@ -290,7 +291,8 @@ class CallsOfMap:
         """A call, for workers."""
         limit = current_engine().execution_for_calls().shm_limit
         room = placing.SIZES.expected(self.key, self._count, limit)
-        return Request(self._calls[number], self._arrays[number], room)
+        call = self._calls[number] = self._calls[number].with_own_arrays(self._own_arrays)
+        return Request(call, self._arrays[number], room)
 
     def _chunks(self, first: int) -> Chunks:
         """The calls from ``first`` on, for workers."""
@@ -353,18 +355,10 @@ class CallsOfMap:
             self.beside.note([self._inputs[0][at] for at, _ in ran.changed])
 
     def take_own_memory(self) -> None:
-        """Copy the memory of the call's inputs that somebody may write while it runs, without a
-        version that would tell: what arrays of the caller's hold, too."""
-        (call,), library = self._calls, self._library
-        (item,) = call.items
-        self._calls = [
-            call._replace(
-                code_buffers=tuple(map(storage.adopt, call.code_buffers)),
-                items=(item._replace(buffers=tuple(map(storage.adopt, item.buffers))),),
-            )
-        ]
+        """Copy the tensors' memory that arrays of the caller's may write, without a new version."""
+        is_held = self._library.is_held_elsewhere
         self._arrays[0] = [
-            storage.adopt_in_layout(array, array) if library.is_held_elsewhere(one) else array
+            storage.adopt_in_layout(array, array) if is_held(one) else array
             for one, array in zip(self._inputs[0], self._arrays[0], strict=True)
         ]
 

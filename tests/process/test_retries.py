@@ -116,3 +116,19 @@ def test_in_a_call(engine: mg.Engine, tmp_path: Path) -> None:
 def test_only_a_number_that_makes_sense() -> None:
     with pytest.raises(ValueError, match="retries must be at least 0, not -1"):
         mg.parallel_map(len, ["a"], retries=-1)
+
+
+def weighted(x: mg.Tensor, own: np.ndarray[Any, Any], weights: np.ndarray[Any, Any]) -> mg.Tensor:
+    return (x * x * mg.as_tensor(weights) * mg.as_tensor(own)).sum()
+
+
+def test_arrays_may_change_before_a_call_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was so: a call that ran again read what had been written since, and failed."""
+    monkeypatch.setenv("MPGRAD_BRANCH_LIMIT", "1")  # each branch is made again
+    for size in (3, 50_000):
+        (x,), own, weights = leaves(1, (size,)), np.ones(size), np.full(size, 2.0)
+        with mg.Engine("process", cpu_workers=2):
+            outs = mg.parallel_map(weighted, [x] * 3, [own] * 3, shared=(weights,))
+            weights[:] = own[:] = 9.0
+            mg.stack(outs).sum().backward()
+        assert bits(x.grad) == bits(12.0 * x)
