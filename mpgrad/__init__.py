@@ -27,9 +27,9 @@ __version__ = "0.1.0"
 
 #: Public names by the module that defines them.
 _NAMES_OF = {
-    "mpgrad.tensors.tensor": "Tensor is_inference",
+    "mpgrad.recording.tensors.tensor": "Tensor is_inference",
     "mpgrad.base.device": "Device device",
-    "mpgrad.devices.device_arrays": "set_default_device get_default_device",
+    "mpgrad.arrays.cuda.device_arrays": "set_default_device get_default_device",
     "mpgrad.base.dtype": "dtype set_default_dtype get_default_dtype",
     "mpgrad.base.dtypes": (
         "float16 half float32 float float64 double complex64 cfloat complex128 cdouble "
@@ -42,17 +42,17 @@ _NAMES_OF = {
     ),
     "mpgrad.autograd.function": "Function",
     "mpgrad.autograd.backward": "backward grad",
-    "mpgrad.graph.anomaly": "is_anomaly_enabled is_anomaly_check_nan_enabled",
-    "mpgrad.graph.grad_modes": (
+    "mpgrad.recording.graph.anomaly": "is_anomaly_enabled is_anomaly_check_nan_enabled",
+    "mpgrad.recording.graph.grad_modes": (
         "no_grad enable_grad set_grad_enabled is_grad_enabled "
         "inference_mode is_inference_mode_enabled"
     ),
     "mpgrad.engine.engine": "Engine current_engine set_engine",
     "mpgrad.parallel.maps": "parallel_map",
     "mpgrad.parallel.forks": "fork wait",
-    "mpgrad.compilation.compile": "compile",
+    "mpgrad.func.compilation.compile": "compile",
     "mpgrad.tensor_methods.array_text": "set_printoptions",
-    "mpgrad.ops.creation": (
+    "mpgrad.ops.new_tensors.creation": (
         "tensor as_tensor from_numpy empty zeros ones full "
         "empty_like zeros_like ones_like full_like arange linspace logspace eye "
         "tril_indices triu_indices is_tensor numel"
@@ -64,103 +64,119 @@ _NAMES_OF = {
         "rand randn rand_like randn_like randint randint_like randperm bernoulli normal "
         "multinomial poisson"
     ),
-    "mpgrad.ops.typed_tensors": (
+    "mpgrad.ops.new_tensors.typed_tensors": (
         "HalfTensor FloatTensor DoubleTensor ByteTensor CharTensor ShortTensor IntTensor "
         "LongTensor BoolTensor"
     ),
-    "mpgrad.ops.arithmetic": (
+    "mpgrad.ops.elementwise.arithmetic": (
         "add sub mul div pow neg abs addcmul addcdiv lerp sqrt rsqrt reciprocal square "
         "absolute negative multiply subtract divide true_divide"
     ),
-    "mpgrad.ops.result_types": ("result_type promote_types can_cast is_floating_point is_signed"),
-    "mpgrad.ops.interchange": "from_dlpack frombuffer to_dlpack",
-    "mpgrad.ops.choices": "maximum minimum clamp clamp_min clamp_max clip where nonzero",
-    "mpgrad.ops.rounding": "floor ceil trunc round sign floor_divide remainder",
-    "mpgrad.ops.comparison": (
+    "mpgrad.ops.calling.result_types": (
+        "result_type promote_types can_cast is_floating_point is_signed"
+    ),
+    "mpgrad.ops.new_tensors.interchange": "from_dlpack frombuffer to_dlpack",
+    "mpgrad.ops.elementwise.minimum_maximum": (
+        "maximum minimum clamp clamp_min clamp_max clip where nonzero"
+    ),
+    "mpgrad.ops.elementwise.rounding": "floor ceil trunc round sign floor_divide remainder",
+    "mpgrad.ops.elementwise.comparison": (
         "eq ne gt ge lt le not_equal greater greater_equal less less_equal "
         "equal isclose allclose logical_and logical_or logical_xor logical_not "
         "bitwise_and bitwise_or bitwise_xor bitwise_not isnan isinf isfinite"
     ),
-    "mpgrad.ops.transcendental": (
+    "mpgrad.ops.elementwise.transcendental": (
         "exp exp2 expm1 log log2 log10 log1p logaddexp sin cos tan asin acos atan atan2 "
         "arcsin arccos arctan arctan2 sinh cosh tanh asinh acosh atanh arcsinh arccosh arctanh "
         "erf sigmoid relu xlogy"
     ),
-    "mpgrad.ops.reduction": "sum mean var var_mean std any all cumsum logsumexp",
-    "mpgrad.ops.extrema": "max min amax amin argmax argmin",
-    "mpgrad.ops.products": "prod cumprod",
-    "mpgrad.ops.shape": (
+    "mpgrad.ops.reductions.reduction": "sum mean var var_mean std any all cumsum logsumexp",
+    "mpgrad.ops.reductions.extrema": "max min amax amin argmax argmin",
+    "mpgrad.ops.reductions.products": "prod cumprod",
+    "mpgrad.ops.shapes.shape": (
         "reshape flatten unflatten ravel squeeze unsqueeze permute transpose t swapaxes swapdims "
         "movedim moveaxis broadcast_to flip clone cat stack"
     ),
-    "mpgrad.ops.indexing": (
+    "mpgrad.ops.by_index.indexing": (
         "split split_with_sizes tensor_split chunk unbind select narrow diagonal gather "
         "index_select"
     ),
-    "mpgrad.ops.overwriting": "fill masked_fill index_put",
-    "mpgrad.ops.selection": (
+    "mpgrad.ops.by_index.overwriting": "fill masked_fill index_put",
+    "mpgrad.ops.by_index.selection": (
         "constant_pad_nd masked_select tril triu diag trace roll diff repeat_interleave take"
     ),
-    "mpgrad.ops.scattering": ("scatter scatter_add index_add index_copy index_fill masked_scatter"),
-    "mpgrad.ops.scatter_reductions": "index_reduce scatter_reduce",
-    "mpgrad.ops.ordering": "sort argsort topk",
-    "mpgrad.ops.linalg": "matmul mm bmm dot inner vdot mv outer ger tensordot addmm baddbmm",
-    "mpgrad.ops.joining": "broadcast_tensors concat concatenate hstack meshgrid row_stack vstack",
-    "mpgrad.ops.einsum": "einsum",
-    "mpgrad.ops.aliases": (
+    "mpgrad.ops.by_index.scattering": (
+        "scatter scatter_add index_add index_copy index_fill masked_scatter"
+    ),
+    "mpgrad.ops.by_index.scatter_reductions": "index_reduce scatter_reduce",
+    "mpgrad.ops.reductions.ordering": "sort argsort topk",
+    "mpgrad.ops.linear_algebra.matrix_products": (
+        "matmul mm bmm dot inner vdot mv outer ger tensordot addmm baddbmm"
+    ),
+    "mpgrad.ops.shapes.joining": (
+        "broadcast_tensors concat concatenate hstack meshgrid row_stack vstack"
+    ),
+    "mpgrad.ops.linear_algebra.einsum": "einsum",
+    "mpgrad.ops.calling.aliases": (
         "asarray chain_matmul fix is_conj is_neg is_nonzero is_same_size narrow_copy range vander"
     ),
-    "mpgrad.ops.arrangements": (
+    "mpgrad.ops.shapes.tiles_and_pairs": (
         "atleast_1d atleast_2d atleast_3d cartesian_prod cdist combinations cross diag_embed "
         "fliplr flipud kron take_along_dim tile"
     ),
-    "mpgrad.ops.counting": (
+    "mpgrad.ops.reductions.counting": (
         "bincount bucketize count_nonzero histc isin nonzero_static searchsorted unique "
         "unique_consecutive unravel_index"
     ),
-    "mpgrad.ops.piecewise": (
+    "mpgrad.ops.elementwise.piecewise": (
         "deg2rad erfc float_power frac hypot logaddexp2 logit nan_to_num rad2deg"
     ),
-    "mpgrad.ops.order_statistics": (
+    "mpgrad.ops.reductions.order_statistics": (
         "aminmax cummax cummin kthvalue median nanmean nansum std_mean"
     ),
     "math": "e inf nan pi",
-    "mpgrad.ops.matrices": "cholesky det inverse logdet matrix_power slogdet",
-    "mpgrad.ops.linear_systems": ("cholesky_inverse cholesky_solve pinverse triangular_solve"),
-    "mpgrad.ops.special": "digamma erfinv i0 igamma igammac lgamma mvlgamma polygamma sinc",
-    "mpgrad.ops.lu": "lu_unpack",
-    "mpgrad.ops.packed_factors": "geqrf lu lu_solve ormqr",
-    "mpgrad.ops.bit_patterns": "bitwise_left_shift bitwise_right_shift frexp nextafter",
-    "mpgrad.ops.histograms": "histogram histogramdd",
-    "mpgrad.ops.memory_layouts": ("as_strided_scatter empty_permuted empty_strided scalar_tensor"),
-    "mpgrad.ops.grid_sample": "grid_sampler_2d grid_sampler_3d",
-    "mpgrad.ops.running_logarithms": "logcumsumexp",
-    "mpgrad.ops.sampled_slopes": "gradient",
-    "mpgrad.ops.short_time_fourier": "istft stft",
-    "mpgrad.ops.windows": (
+    "mpgrad.ops.linear_algebra.matrices": "cholesky det inverse logdet matrix_power slogdet",
+    "mpgrad.ops.linear_algebra.linear_systems": (
+        "cholesky_inverse cholesky_solve pinverse triangular_solve"
+    ),
+    "mpgrad.ops.elementwise.special": (
+        "digamma erfinv i0 igamma igammac lgamma mvlgamma polygamma sinc"
+    ),
+    "mpgrad.ops.linear_algebra.lu": "lu_unpack",
+    "mpgrad.ops.linear_algebra.packed_factors": "geqrf lu lu_solve ormqr",
+    "mpgrad.ops.elementwise.bit_patterns": "bitwise_left_shift bitwise_right_shift frexp nextafter",
+    "mpgrad.ops.reductions.histograms": "histogram histogramdd",
+    "mpgrad.ops.shapes.memory_layouts": (
+        "as_strided_scatter empty_permuted empty_strided scalar_tensor"
+    ),
+    "mpgrad.ops.neural.grid_sample": "grid_sampler_2d grid_sampler_3d",
+    "mpgrad.ops.reductions.running_logarithms": "logcumsumexp",
+    "mpgrad.ops.reductions.sampled_slopes": "gradient",
+    "mpgrad.ops.signals.short_time_fourier": "istft stft",
+    "mpgrad.ops.signals.windows": (
         "bartlett_window blackman_window hamming_window hann_window kaiser_window"
     ),
-    "mpgrad.ops.signs": (
+    "mpgrad.ops.elementwise.signs_and_remainders": (
         "addbmm addmv addr copysign fmax fmin fmod gcd heaviside isneginf isposinf isreal lcm "
         "ldexp positive rsub signbit"
     ),
-    "mpgrad.ops.rearrangements": (
+    "mpgrad.ops.shapes.windows_and_slices": (
         "argwhere as_strided block_diag broadcast_shapes column_stack diagflat diagonal_scatter "
         "dsplit dstack hsplit msort put rot90 select_scatter slice_scatter vsplit"
     ),
-    "mpgrad.ops.quantiles": (
+    "mpgrad.ops.reductions.quantiles": (
         "corrcoef cov cumulative_trapezoid mode nanmedian nanquantile quantile trapezoid trapz"
     ),
-    "mpgrad.ops.matrix_functions": "matrix_exp pca_lowrank qr svd svd_lowrank",
-    "mpgrad.ops.norms": "norm dist cosine_similarity renorm",
-    "mpgrad.ops.activation": "softmax log_softmax",
-    "mpgrad.ops.complex_numbers": (
+    "mpgrad.ops.linear_algebra.matrix_functions": "matrix_exp pca_lowrank qr svd svd_lowrank",
+    "mpgrad.ops.linear_algebra.norms": "norm dist cosine_similarity renorm",
+    "mpgrad.ops.neural.activation": "softmax log_softmax",
+    "mpgrad.ops.elementwise.complex_numbers": (
         "angle complex conj conj_physical resolve_conj resolve_neg adjoint imag is_complex polar "
         "real sgn view_as_complex view_as_real"
     ),
-    "mpgrad.ops.convolution": "conv2d",
-    "mpgrad.ops.pooling": "max_pool2d",
-    "mpgrad.ops.dropout": "dropout",
+    "mpgrad.ops.neural.convolution": "conv2d",
+    "mpgrad.ops.neural.pooling": "max_pool2d",
+    "mpgrad.ops.neural.dropout": "dropout",
     "mpgrad.nn.functional": (
         "adaptive_avg_pool1d avg_pool1d bilinear celu channel_shuffle conv1d conv3d "
         "conv_transpose1d conv_transpose2d conv_transpose3d group_norm hardshrink layer_norm "
@@ -177,7 +193,7 @@ _NAMES_OF = {
     ),
     "mpgrad.serialization": "save load",
     "mpgrad.func": "vmap",
-    "mpgrad.backends.matmul_precision": (
+    "mpgrad.arrays.cpu.matmul_precision": (
         "set_float32_matmul_precision get_float32_matmul_precision"
     ),
 }
@@ -207,12 +223,12 @@ _SUBMODULES = (
 #: Modules that know no Tensor; before any other module, Tensor's methods must be loaded.
 _WITHOUT_TENSOR = (
     "mpgrad.autograd",
-    "mpgrad.graph.grad_modes",
+    "mpgrad.recording.graph.grad_modes",
     "mpgrad.backends",
-    "mpgrad.backends.matmul_precision",
+    "mpgrad.arrays.cpu.matmul_precision",
     "mpgrad.cuda",
     "mpgrad.base.device",
-    "mpgrad.devices.device_arrays",
+    "mpgrad.arrays.cuda.device_arrays",
     "mpgrad.base.dtype",
     "mpgrad.base.dtypes",
     "mpgrad.errors",
@@ -232,5 +248,5 @@ __getattr__, __dir__ = _attach(
     submodules=(*_SUBMODULES, "_C"),
     first="mpgrad.tensor_methods",
     not_for=_WITHOUT_TENSOR,
-    finish="mpgrad.ops.out_argument",
+    finish="mpgrad.ops.calling.out_argument",
 )

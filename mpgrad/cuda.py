@@ -6,8 +6,8 @@ import sys
 from contextlib import AbstractContextManager
 from typing import Any
 
+from mpgrad.arrays.cuda import cuda_driver, device_arrays
 from mpgrad.base.device import Device
-from mpgrad.devices import cuda_driver, device_arrays
 
 __all__ = [
     "current_device",
@@ -146,14 +146,14 @@ def empty_cache() -> None:
     """
     if is_available():
         cuda_driver.driver().namespace.get_default_memory_pool().free_all_blocks()
-        devices = sys.modules.get("mpgrad.devices.client_devices")
+        devices = sys.modules.get("mpgrad.arrays.cuda.client_devices")
         if devices is not None:
             devices.give_back()
 
 
 def _exported() -> tuple[int, int]:
     """Bytes (used, held) of the current device in memory that GPU workers can open."""
-    devices = sys.modules.get("mpgrad.devices.client_devices")
+    devices = sys.modules.get("mpgrad.arrays.cuda.client_devices")
     if devices is None:  # no engine with GPU workers was made here
         return 0, 0
     found: tuple[int, int] = devices.bytes_on(cuda_driver.driver().current_device())

@@ -7,13 +7,27 @@ import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
 from mpgrad.base.missing_names import missing_from as _missing_from
 from mpgrad.errors import LinAlgError
-from mpgrad.ops.factorizations import eig, eigh, eigvals, eigvalsh, qr, svd, svdvals
-from mpgrad.ops.failing_matrices import cholesky_ex, inv_ex, solve_ex
-from mpgrad.ops.linalg import matmul
-from mpgrad.ops.linear_systems import cond, lstsq, matrix_rank, pinv, solve_triangular
-from mpgrad.ops.lu import lu, lu_factor, lu_factor_ex, lu_solve
-from mpgrad.ops.matrices import cholesky, det, inv, matrix_power, multi_dot, slogdet, solve
-from mpgrad.ops.matrix_functions import (
+from mpgrad.ops.calling.out_argument import publish as _publish
+from mpgrad.ops.linear_algebra.factorizations import eig, eigh, eigvals, eigvalsh, qr, svd, svdvals
+from mpgrad.ops.linear_algebra.failing_matrices import cholesky_ex, inv_ex, solve_ex
+from mpgrad.ops.linear_algebra.linear_systems import (
+    cond,
+    lstsq,
+    matrix_rank,
+    pinv,
+    solve_triangular,
+)
+from mpgrad.ops.linear_algebra.lu import lu, lu_factor, lu_factor_ex, lu_solve
+from mpgrad.ops.linear_algebra.matrices import (
+    cholesky,
+    det,
+    inv,
+    matrix_power,
+    multi_dot,
+    slogdet,
+    solve,
+)
+from mpgrad.ops.linear_algebra.matrix_functions import (
     cross,
     diagonal,
     householder_product,
@@ -23,9 +37,9 @@ from mpgrad.ops.matrix_functions import (
     vander,
     vecdot,
 )
-from mpgrad.ops.matrix_norms import matrix_norm, norm, vector_norm
-from mpgrad.ops.out_argument import publish as _publish
-from mpgrad.ops.packed_factors import ldl_factor, ldl_factor_ex, ldl_solve
+from mpgrad.ops.linear_algebra.matrix_norms import matrix_norm, norm, vector_norm
+from mpgrad.ops.linear_algebra.matrix_products import matmul
+from mpgrad.ops.linear_algebra.packed_factors import ldl_factor, ldl_factor_ex, ldl_solve
 
 __all__ = [
     "LinAlgError",

@@ -6,9 +6,9 @@ from __future__ import annotations
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
 from mpgrad.base.missing_names import missing_from as _missing_from
-from mpgrad.ops.masked_reductions import *  # noqa: F403
-from mpgrad.ops.masked_reductions import __all__
-from mpgrad.ops.out_argument import publish as _publish
+from mpgrad.ops.calling.out_argument import publish as _publish
+from mpgrad.ops.reductions.masked_reductions import *  # noqa: F403
+from mpgrad.ops.reductions.masked_reductions import __all__
 
 _publish(globals(), __all__, ())
 

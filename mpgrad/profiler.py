@@ -14,7 +14,7 @@ from mpgrad.autograd.profiler import (
     supported_activities,
     tensorboard_trace_handler,
 )
-from mpgrad.report.page import write_report
+from mpgrad.engine.report.page import write_report
 
 __all__ = [
     "ProfilerAction",

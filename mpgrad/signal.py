@@ -6,7 +6,7 @@ from __future__ import annotations
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
 from mpgrad.base.missing_names import missing_from as _missing_from
-from mpgrad.ops import windows
+from mpgrad.ops.signals import windows
 
 __all__ = ["windows"]
 

@@ -6,12 +6,10 @@ from __future__ import annotations
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
 from mpgrad.base.missing_names import missing_from as _missing_from
-from mpgrad.ops.activation import log_softmax, softmax
-from mpgrad.ops.out_argument import publish as _publish
-from mpgrad.ops.piecewise import erfc, logit
-from mpgrad.ops.reduction import logsumexp
-from mpgrad.ops.rounding import round  # noqa: A004
-from mpgrad.ops.special import (
+from mpgrad.ops.calling.out_argument import publish as _publish
+from mpgrad.ops.elementwise.piecewise import erfc, logit
+from mpgrad.ops.elementwise.rounding import round  # noqa: A004
+from mpgrad.ops.elementwise.special import (
     PLAIN,
     digamma,
     entr,
@@ -29,13 +27,15 @@ from mpgrad.ops.special import (
     xlog1py,
     zeta,
 )
-from mpgrad.ops.special import igamma as gammainc
-from mpgrad.ops.special import igammac as gammaincc
-from mpgrad.ops.special import lgamma as gammaln
-from mpgrad.ops.special import mvlgamma as multigammaln
-from mpgrad.ops.special_polynomials import POLYNOMIALS
-from mpgrad.ops.transcendental import erf, exp2, expm1, log1p, xlogy
-from mpgrad.ops.transcendental import sigmoid as expit
+from mpgrad.ops.elementwise.special import igamma as gammainc
+from mpgrad.ops.elementwise.special import igammac as gammaincc
+from mpgrad.ops.elementwise.special import lgamma as gammaln
+from mpgrad.ops.elementwise.special import mvlgamma as multigammaln
+from mpgrad.ops.elementwise.special_polynomials import POLYNOMIALS
+from mpgrad.ops.elementwise.transcendental import erf, exp2, expm1, log1p, xlogy
+from mpgrad.ops.elementwise.transcendental import sigmoid as expit
+from mpgrad.ops.neural.activation import log_softmax, softmax
+from mpgrad.ops.reductions.reduction import logsumexp
 
 psi = digamma
 globals().update(PLAIN | POLYNOMIALS)

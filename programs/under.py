@@ -21,7 +21,7 @@ import numpy as np
 
 import mpgrad as mg
 from mpgrad.compat import stand_in
-from mpgrad.launch.script import run
+from mpgrad.compat.script import run
 from programs import same_draws
 
 SEED = 0

@@ -19,11 +19,11 @@ from mpgrad.autograd.freezing.recurring_graphs import walk
 from mpgrad.autograd.roots import check_roots
 from mpgrad.distributed.autograd.crossing import Departure, arriving
 from mpgrad.distributed.autograd.local_part import LocalPart
+from mpgrad.distributed.carrier.messages import decode_head, encode_head
 from mpgrad.distributed.rpc.call_pickles import packed, unpacked
 from mpgrad.errors import HostLost
-from mpgrad.graph import node
-from mpgrad.tensors.tensor import Tensor, gradient_edge
-from mpgrad.wire.hosts import decode_head, encode_head
+from mpgrad.recording.graph import node
+from mpgrad.recording.tensors.tensor import Tensor, gradient_edge
 from simulation.turns import TurningEngine, Turns
 
 HOSTS_MAX = 5

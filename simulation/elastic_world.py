@@ -14,20 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.distributed.carrier.contract import CarrierEvent
+from mpgrad.distributed.carrier.messages import Join
 from mpgrad.distributed.generation import Generation
 from mpgrad.distributed.group_member import GroupTable
 from mpgrad.distributed.operation import Operation, Work
 from mpgrad.distributed.rendezvous import RendezvousGuest, RendezvousHost, rank_name
-from mpgrad.errors import HostLost
-from mpgrad.scheduler.hosts.collective_steps import (
+from mpgrad.distributed.states.collective_steps import (
     all_gather_steps,
     broadcast_steps,
     roll_call_steps,
 )
-from mpgrad.scheduler.hosts.host_membership import newest
-from mpgrad.scheduler.hosts.reduction_tree import all_reduce_steps, combined, segments
-from mpgrad.wire.host_carrier import CarrierEvent
-from mpgrad.wire.hosts import Join
+from mpgrad.distributed.states.host_membership import newest
+from mpgrad.distributed.states.reduction_tree import all_reduce_steps, combined, segments
+from mpgrad.errors import HostLost
 from simulation.host_world import not_commutative
 from simulation.simulated_carrier import SimulatedCarrier
 

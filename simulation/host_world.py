@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpgrad.distributed.carrier.messages import Segments, decode_head
 from mpgrad.distributed.group_member import Frames, GroupMember, GroupTable
 from mpgrad.distributed.operation import Operation
-from mpgrad.errors import HostLost
-from mpgrad.scheduler.hosts.collective_steps import (
+from mpgrad.distributed.states.collective_steps import (
     all_gather_steps,
     all_to_all_steps,
     broadcast_steps,
 )
-from mpgrad.scheduler.hosts.reduction_tree import all_reduce_steps, combined, segments
-from mpgrad.wire.hosts import Segments, decode_head
+from mpgrad.distributed.states.reduction_tree import all_reduce_steps, combined, segments
+from mpgrad.errors import HostLost
 
 RANKS_MAX = 13
 COLLECTIVES_MAX = 5

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import random
 
+from mpgrad.distributed.carrier.contract import CarrierEvent
+from mpgrad.distributed.carrier.messages import Assignment, Join
 from mpgrad.distributed.hosts_of_job import FIRST, OTHER, FirstHost, JobTerms, OtherHost
+from mpgrad.distributed.states.rank_placement import ANY
 from mpgrad.errors import HostLost, RendezvousTimeout
-from mpgrad.scheduler.hosts.rank_placement import ANY
-from mpgrad.wire.host_carrier import CarrierEvent
-from mpgrad.wire.hosts import Assignment, Join
 from simulation.simulated_carrier import SimulatedCarrier
 
 HOSTS_MAX, RANKS_PER_HOST_MAX, FAULTS_MAX = 4, 3, 5

@@ -14,7 +14,7 @@ from mpgrad.distributed.autograd.contexts import recording_in
 from mpgrad.distributed.autograd.dist_backward import backward
 from mpgrad.distributed.rpc.current_service import current
 from mpgrad.errors import HostLost
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 CALLS_MAX = 4
 #: Shares of calls that may be repeated, that call on, and that are waited for later; of graphs with

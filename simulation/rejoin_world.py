@@ -16,6 +16,8 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import mpgrad as mg
+from mpgrad.distributed.carrier.contract import CarrierEvent
+from mpgrad.distributed.carrier.messages import Join, decode_head
 from mpgrad.distributed.futures import Future
 from mpgrad.distributed.generation import Generation
 from mpgrad.distributed.rendezvous import RendezvousGuest, RendezvousHost, rank_name
@@ -24,8 +26,6 @@ from mpgrad.distributed.rpc.current_service import current
 from mpgrad.distributed.rpc.remote_reference import RRef, _value_of, reduced, remote_reference
 from mpgrad.distributed.rpc.service import RpcService
 from mpgrad.errors import HostLost
-from mpgrad.wire.host_carrier import CarrierEvent
-from mpgrad.wire.hosts import Join, decode_head
 from simulation.rejoin_graphs import GraphProgram, weight_of
 from simulation.simulated_carrier import SimulatedCarrier
 from simulation.turns import Turns

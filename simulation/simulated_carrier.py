@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from mpgrad.wire.host_carrier import (
+from mpgrad.distributed.carrier.contract import (
     CarrierEvent,
     HostArrival,
     HostDisconnected,

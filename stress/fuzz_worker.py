@@ -30,6 +30,7 @@ from mpgrad.engine.handover import Handover
 from mpgrad.engine.placement import Placed
 from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.errors import ProtocolError
+from mpgrad.recording.tensors.tensor import gradient_edge
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.coordinator_state import CoordinatorState
@@ -39,7 +40,6 @@ from mpgrad.shm.backing import Backing
 from mpgrad.shm.free_list import FreeList
 from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.shm.segment import Segment
-from mpgrad.tensors.tensor import gradient_edge
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.schema import TO_WORKER
 from mpgrad.workers.task import TaskRunner

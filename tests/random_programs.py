@@ -14,20 +14,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 import mpgrad.tensor_methods  # noqa: F401  (completes Tensor)
-from mpgrad.ops import (
-    activation,
-    arithmetic,
-    choices,
-    creation,
-    extrema,
-    indexing,
-    linalg,
-    norms,
-    reduction,
-    shape,
-    transcendental,
-)
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.by_index import indexing
+from mpgrad.ops.elementwise import arithmetic, minimum_maximum, transcendental
+from mpgrad.ops.linear_algebra import matrix_products, norms
+from mpgrad.ops.neural import activation
+from mpgrad.ops.new_tensors import creation
+from mpgrad.ops.reductions import extrema, reduction
+from mpgrad.ops.shapes import shape
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: Rows and columns that one program's matrices are made of.
 SIZES = ((1, 1, 1), (1, 3, 5), (2, 4, 7), (6, 12, 16), (8, 24, 60), (32, 100, 130), (64, 128, 192))
@@ -136,7 +130,7 @@ _UNARY: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: transcendental.exp(transcendental.tanh(x)),
     lambda x: transcendental.log(arithmetic.abs(x) + 1),
     lambda x: arithmetic.sqrt(x * x + 0.5),
-    lambda x: choices.clamp(x, -0.5, 0.7),
+    lambda x: minimum_maximum.clamp(x, -0.5, 0.7),
     lambda x: 1 / (x * x + 1) - x / 3,
     lambda x: x**2 * 0.5,
 )
@@ -154,9 +148,9 @@ def _binary(r: _Recording) -> Tensor:
         lambda: x - y,
         lambda: x * y,
         lambda: x / (arithmetic.abs(y) + 1),
-        lambda: choices.maximum(x, y),
-        lambda: choices.minimum(x, y),
-        lambda: choices.where(x > y, x * 0.5, y),
+        lambda: minimum_maximum.maximum(x, y),
+        lambda: minimum_maximum.minimum(x, y),
+        lambda: minimum_maximum.where(x > y, x * 0.5, y),
     )
     return r.rng.choice(rules)()
 
@@ -171,7 +165,7 @@ def _broadcast(r: _Recording) -> Tensor:
 def _product(r: _Recording) -> Tensor:
     x = r.any()
     y = r.fitting(x.shape[1], r.size())
-    return transcendental.tanh(linalg.matmul(x, y.to(x.dtype)))
+    return transcendental.tanh(matrix_products.matmul(x, y.to(x.dtype)))
 
 
 def _gram(r: _Recording) -> Tensor:
@@ -184,7 +178,7 @@ def _linear(r: _Recording) -> Tensor:
     x = r.any()
     width = r.size()
     weight, bias = (r.fitting(*s).to(x.dtype) for s in ((width, x.shape[1]), (1, width)))
-    return transcendental.relu(linalg.linear(x, weight, bias.reshape(width))) / x.shape[1]
+    return transcendental.relu(matrix_products.linear(x, weight, bias.reshape(width))) / x.shape[1]
 
 
 def _reduction(r: _Recording) -> Tensor:

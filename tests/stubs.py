@@ -19,7 +19,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import mpgrad.tensor_methods  # noqa: F401  (attaches)
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: The file of the class Tensor.
 TENSOR = Path(inspect.getfile(Tensor.__init__))

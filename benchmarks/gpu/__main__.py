@@ -83,8 +83,8 @@ def _obstacle(environment: dict[str, str]) -> str:
     if missing:
         return f"missing Python packages: {' '.join(missing)} (pip install them)"
     code = (
-        "from mpgrad.devices import device_arrays\n"
-        "from mpgrad.devices.cuda_driver import device_count\n"
+        "from mpgrad.arrays.cuda import device_arrays\n"
+        "from mpgrad.arrays.cuda.cuda_driver import device_count\n"
         "print(device_count() and 'ok' or device_arrays._why_there_is_none())"
     )
     found = subprocess.run(
@@ -123,7 +123,7 @@ def _run_benchmark(name: str, environment: dict[str, str], is_rehearsal: bool) -
 def _machine(environment: dict[str, str]) -> str:
     code = (
         "import sys, numpy\n"
-        "from mpgrad.devices.cuda_driver import driver\n"
+        "from mpgrad.arrays.cuda.cuda_driver import driver\n"
         "found = driver(); p = [found.properties(i) for i in range(found.device_count())]\n"
         "names = ', '.join(f'{x.name} ({x.total_bytes >> 30} GiB)' for x in p)\n"
         "version = getattr(found.namespace, '__version__', 'fake')\n"

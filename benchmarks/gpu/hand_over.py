@@ -10,12 +10,12 @@ import time
 from typing import Any
 
 from benchmarks.gpu.measured import answer, is_small
+from mpgrad.arrays.cuda.cuda_driver import driver
+from mpgrad.arrays.cuda.device_board import DeviceBoard
+from mpgrad.arrays.cuda.device_link import DeviceLink
+from mpgrad.arrays.cuda.device_memory import DeviceMemory
+from mpgrad.arrays.cuda.device_reader import DeviceReader
 from mpgrad.base.handles import CLIENT_DEVICE_ARENA, TensorHandle
-from mpgrad.devices.cuda_driver import driver
-from mpgrad.devices.device_board import DeviceBoard
-from mpgrad.devices.device_link import DeviceLink
-from mpgrad.devices.device_memory import DeviceMemory
-from mpgrad.devices.device_reader import DeviceReader
 
 ROUNDS = 20
 

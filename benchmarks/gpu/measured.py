@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.devices.cuda_driver import driver
+from mpgrad.arrays.cuda.cuda_driver import driver
 
 
 def is_small() -> bool:

@@ -16,7 +16,7 @@ import mpgrad as mg
 import mpgrad.distributed as dist
 import mpgrad.distributed.autograd as dist_autograd
 import mpgrad.distributed.rpc as rpc
-from mpgrad.wire import zeromq
+from mpgrad.distributed.carrier import zeromq_carrier
 
 RANK = int(os.environ["RANK"])
 weight = mg.ones(1, requires_grad=True)
@@ -76,7 +76,7 @@ def answer(words: list[str]) -> float:
 
 def main() -> None:
     """Until rank 0 reads the end of its stdin."""
-    zeromq.SILENCE_MS_MAX = 120_000
+    zeromq_carrier.SILENCE_MS_MAX = 120_000
     mg.set_engine(mg.Engine("local"))
     dist.init_process_group(encrypt="plain" not in sys.argv)
     rpc.init_rpc(f"rank{RANK}")

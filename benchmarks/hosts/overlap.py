@@ -23,11 +23,11 @@ from typing import Any
 import mpgrad as mg
 import mpgrad.distributed as dist
 from mpgrad import nn
+from mpgrad.distributed.carrier import zeromq_carrier
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.operation import Operation, Work
 from mpgrad.distributed.process_group import ProcessGroup, group_of
 from mpgrad.nn.parallel import DistributedDataParallel
-from mpgrad.wire import zeromq
 
 LAYERS, WIDTH, BATCH = 16, 512, 8
 #: Seconds that the rule of each layer waits.
@@ -144,7 +144,7 @@ def reduce_alone() -> None:
 
 def main() -> None:
     """Measure, and print at rank 0."""
-    zeromq.SILENCE_MS_MAX = 120_000
+    zeromq_carrier.SILENCE_MS_MAX = 120_000
     rounds = int(sys.argv[1])
     mg.set_engine(mg.Engine("local"))
     dist.init_process_group(encrypt=False)

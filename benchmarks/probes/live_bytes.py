@@ -16,8 +16,8 @@ from benchmarks.rounds import Array
 from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
-from mpgrad.dispatch.operator_node import OperatorNode
-from mpgrad.tensors.tensor import gradient_edge
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.tensors.tensor import gradient_edge
 
 #: (address, bytes) of the memory behind an array.
 Block = tuple[int, int]

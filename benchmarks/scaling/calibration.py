@@ -22,12 +22,12 @@ from mpgrad.autograd.profiling.task_times import unpack_times
 from mpgrad.base.handles import INLINE_LIMIT_BYTES, Block, GradientRef
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.preparation import PreparedGraph
+from mpgrad.recording.tensors.tensor import gradient_edge
 from mpgrad.scheduler.events import NodeTaskDone
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.plan import plan
 from mpgrad.shm.arena import client_arena
 from mpgrad.shm.segment import Segment
-from mpgrad.tensors.tensor import gradient_edge
 from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.endpoint import Endpoint
 from mpgrad.wire.transport import TASK, Router

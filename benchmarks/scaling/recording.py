@@ -19,14 +19,14 @@ from benchmarks.scaling.networks import Network
 from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
-from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.placement import place
 from mpgrad.engine.preparation import PreparedGraph
-from mpgrad.graph.node import Node
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.node import Node
+from mpgrad.recording.tensors.tensor import gradient_edge
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan
-from mpgrad.tensors.tensor import gradient_edge
 
 #: Backwards before the timed ones: in the first ones every page of the results is new, and a matrix
 #: product takes up to ten times as long.

@@ -15,10 +15,10 @@ from mpgrad.autograd.running.current_graph_task import (
 from mpgrad.autograd.running.current_graph_task import (
     will_engine_execute_node as _will_engine_execute_node,
 )
-from mpgrad.graph.executing import current_autograd_node as _current_autograd_node
-from mpgrad.graph.grad_modes import is_grad_enabled as is_grad_enabled
-from mpgrad.graph.grad_modes import is_multithreading_enabled, set_grad_enabled
-from mpgrad.graph.node import Node
+from mpgrad.recording.graph.executing import current_autograd_node as _current_autograd_node
+from mpgrad.recording.graph.grad_modes import is_grad_enabled as is_grad_enabled
+from mpgrad.recording.graph.grad_modes import is_multithreading_enabled, set_grad_enabled
+from mpgrad.recording.graph.node import Node
 
 __all__ = [
     "_autograd",

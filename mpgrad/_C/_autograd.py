@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mpgrad.dispatch.saved_attributes import SavedTensor as SavedTensor
-from mpgrad.tensors.hooks_in_force import HOOKS as _HOOKS
+from mpgrad.recording.dispatch.saved_attributes import SavedTensor as SavedTensor
+from mpgrad.recording.tensors.hooks_in_force import HOOKS as _HOOKS
 
 __all__ = ["SavedTensor", "_saved_tensors_hooks_is_enabled"]
 

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from mpgrad.autograd.functions.stopping import DelayedError as DelayedError
 from mpgrad.autograd.functions.stopping import UndefinedGrad as UndefinedGrad
-from mpgrad.tensors.accumulate_grad import AccumulateGrad as AccumulateGrad
+from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad as AccumulateGrad
 
 __all__ = ["AccumulateGrad", "DelayedError", "UndefinedGrad"]

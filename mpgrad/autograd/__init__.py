@@ -6,20 +6,20 @@ from mpgrad.base.lazy import attach as _attach
 
 _HOME = {
     "Function": "mpgrad.autograd.function",
-    "SavedTensor": "mpgrad.dispatch.saved_attributes",
+    "SavedTensor": "mpgrad.recording.dispatch.saved_attributes",
     "Variable": "mpgrad.autograd.variable",
     "backward": "mpgrad.autograd.backward",
-    "detect_anomaly": "mpgrad.graph.anomaly",
-    "set_detect_anomaly": "mpgrad.graph.anomaly",
+    "detect_anomaly": "mpgrad.recording.graph.anomaly",
+    "set_detect_anomaly": "mpgrad.recording.graph.anomaly",
     "grad": "mpgrad.autograd.backward",
     "gradcheck": "mpgrad.autograd.gradcheck",
     "gradgradcheck": "mpgrad.autograd.gradcheck",
-    "no_grad": "mpgrad.graph.grad_modes",
-    "enable_grad": "mpgrad.graph.grad_modes",
-    "set_grad_enabled": "mpgrad.graph.grad_modes",
-    "inference_mode": "mpgrad.graph.grad_modes",
-    "set_multithreading_enabled": "mpgrad.graph.grad_modes",
-    "is_multithreading_enabled": "mpgrad.graph.grad_modes",
+    "no_grad": "mpgrad.recording.graph.grad_modes",
+    "enable_grad": "mpgrad.recording.graph.grad_modes",
+    "set_grad_enabled": "mpgrad.recording.graph.grad_modes",
+    "inference_mode": "mpgrad.recording.graph.grad_modes",
+    "set_multithreading_enabled": "mpgrad.recording.graph.grad_modes",
+    "is_multithreading_enabled": "mpgrad.recording.graph.grad_modes",
 }
 
 #: Public names that are modules.
@@ -33,5 +33,5 @@ __getattr__, __dir__ = _attach(
     _HOME,
     submodules=(*_SUBMODULES, "_functions"),
     first="mpgrad.tensor_methods",
-    not_for=("mpgrad.graph.grad_modes",),
+    not_for=("mpgrad.recording.graph.grad_modes",),
 )

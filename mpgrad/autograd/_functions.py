@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from mpgrad.autograd.function import Function
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class Resize(Function):

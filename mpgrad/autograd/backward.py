@@ -26,10 +26,10 @@ from mpgrad.autograd.roots import (
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.running_backward import RunningBackward
 from mpgrad.base.user_frames import hide_our_frames, level_of_caller
-from mpgrad.dispatch.overrides import call_override, is_overridden
-from mpgrad.graph.node import Edge
-from mpgrad.tensors.gradient_edge import GradientEdge
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.dispatch.overrides import call_override, is_overridden
+from mpgrad.recording.graph.node import Edge
+from mpgrad.recording.tensors.gradient_edge import GradientEdge
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: A place in the graph: a root or an input.
 Place: TypeAlias = Tensor | GradientEdge

@@ -11,21 +11,21 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from mpgrad.arrays.cuda.device_arrays import on_its_device
 from mpgrad.autograd.freezing.client_nodes import first_recorded_grad
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink, ResultSink, RetainSink
 from mpgrad.autograd.profiling.ranges import span
 from mpgrad.autograd.running.collector import collector_held, collector_held_for
 from mpgrad.autograd.running.deferred_interrupts import interrupts_deferred
 from mpgrad.autograd.running.running_backward import innermost
-from mpgrad.devices.device_arrays import on_its_device
-from mpgrad.graph.grad_modes import INFERENCE_MODES, enable_grad
-from mpgrad.ops.arithmetic import add
-from mpgrad.ops.shape import clone
-from mpgrad.tensors.accumulate_grad import begins, first_grad, grad_lock
-from mpgrad.tensors.assigned_grad import OWN_DTYPE
-from mpgrad.tensors.storage import VersionCounter, adopt
-from mpgrad.tensors.tensor import Tensor
-from mpgrad.tensors.undo_log import UndoLog
+from mpgrad.ops.elementwise.arithmetic import add
+from mpgrad.ops.shapes.shape import clone
+from mpgrad.recording.graph.grad_modes import INFERENCE_MODES, enable_grad
+from mpgrad.recording.tensors.accumulate_grad import begins, first_grad, grad_lock
+from mpgrad.recording.tensors.assigned_grad import OWN_DTYPE
+from mpgrad.recording.tensors.storage import VersionCounter, adopt
+from mpgrad.recording.tensors.tensor import Tensor
+from mpgrad.recording.tensors.undo_log import UndoLog
 
 #: The number of commits of this process; a change shows that there was one in between.
 _commits = 0

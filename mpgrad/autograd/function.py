@@ -21,8 +21,8 @@ from mpgrad.autograd.functions.outputs import outputs_of
 from mpgrad.autograd.functions.stopping import refused
 from mpgrad.autograd.profiling.ranges import FUNCTION, span
 from mpgrad.base.accidental_ends import accidental_end
-from mpgrad.graph.grad_modes import GRAD_MODE, is_grad_enabled, no_grad
-from mpgrad.tensors.tensor import Tensor, metadata_of, recorded_edges
+from mpgrad.recording.graph.grad_modes import GRAD_MODE, is_grad_enabled, no_grad
+from mpgrad.recording.tensors.tensor import Tensor, metadata_of, recorded_edges
 
 __all__ = [
     "Function",
@@ -81,7 +81,7 @@ class Function:
 
     Attributes:
         run_on: where backward may run. None: on a worker if what it reads cannot change (see
-            ``mpgrad.shipping``), else in the calling process. ``"worker"``: always on a
+            ``mpgrad.calls.functions``), else in the calling process. ``"worker"``: always on a
             worker; a promise that it depends on nothing but its arguments and constants.
             ``"client"``: always in the calling process.
         clear_saved_tensors_on_access: whether ctx drops its saved tensors when backward reads

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import on_host
 from mpgrad.autograd.backward import grad
 from mpgrad.autograd.functional_arguments import (
     NOT_ALLOWED,
@@ -24,12 +25,11 @@ from mpgrad.autograd.functional_arguments import (
     variables,
     vector,
 )
-from mpgrad.devices.device_arrays import on_host
-from mpgrad.graph.grad_modes import enable_grad
-from mpgrad.ops import creation
-from mpgrad.ops.device_moves import beside
-from mpgrad.ops.shape import reshape, stack
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors import creation
+from mpgrad.ops.new_tensors.device_moves import beside
+from mpgrad.ops.shapes.shape import reshape, stack
+from mpgrad.recording.graph.grad_modes import enable_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 __all__ = ["hessian", "hvp", "jacobian", "jvp", "vhp", "vjp"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mpgrad.ops import creation
-from mpgrad.ops.shape import reshape
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors import creation
+from mpgrad.ops.shapes.shape import reshape
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: Shown by the strict mode.
 NOT_ALLOWED = "This is not allowed in strict mode"

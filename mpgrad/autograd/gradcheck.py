@@ -25,8 +25,8 @@ from mpgrad.autograd.checks.probes import (
     check_undefined,
     check_zero_seeds,
 )
-from mpgrad.ops.device_moves import beside
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.device_moves import beside
+from mpgrad.recording.tensors.tensor import Tensor
 
 __all__ = ["GradcheckError", "gradcheck", "gradgradcheck"]
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpgrad.autograd.roots import root_metadata, seed_tuple
-from mpgrad.graph.grad_modes import set_grad_enabled
-from mpgrad.ops import indexing, shape
-from mpgrad.ops.creation import zeros_like
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.by_index import indexing
+from mpgrad.ops.new_tensors.creation import zeros_like
+from mpgrad.ops.shapes import shape
+from mpgrad.recording.graph.grad_modes import set_grad_enabled
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: ``run(seeds, keep_graph)``: one result, or None, for each input.
 Run = Callable[[Sequence[Tensor], bool], list[Tensor | None]]

@@ -19,18 +19,18 @@ from mpgrad.autograd.running.multi_grad_hook import (
     register_multi_grad_hook as register_multi_grad_hook,
 )
 from mpgrad.autograd.running.running_backward import queue_callback as queue_callback
-from mpgrad.dispatch.in_place import increment_version as increment_version
-from mpgrad.graph.executing import current_autograd_node as current_autograd_node
-from mpgrad.tensors.gradient_edge import GradientEdge as GradientEdge
-from mpgrad.tensors.gradient_edge import get_gradient_edge as get_gradient_edge
-from mpgrad.tensors.saved_tensor_clones import (
+from mpgrad.recording.dispatch.in_place import increment_version as increment_version
+from mpgrad.recording.graph.executing import current_autograd_node as current_autograd_node
+from mpgrad.recording.tensors.gradient_edge import GradientEdge as GradientEdge
+from mpgrad.recording.tensors.gradient_edge import get_gradient_edge as get_gradient_edge
+from mpgrad.recording.tensors.saved_tensor_clones import (
     allow_mutation_on_saved_tensors as allow_mutation_on_saved_tensors,
 )
-from mpgrad.tensors.saved_tensors_hooks import (
+from mpgrad.recording.tensors.saved_tensors_hooks import (
     disable_saved_tensors_hooks as disable_saved_tensors_hooks,
 )
-from mpgrad.tensors.saved_tensors_hooks import save_on_cpu as save_on_cpu
-from mpgrad.tensors.saved_tensors_hooks import saved_tensors_hooks as saved_tensors_hooks
+from mpgrad.recording.tensors.saved_tensors_hooks import save_on_cpu as save_on_cpu
+from mpgrad.recording.tensors.saved_tensors_hooks import saved_tensors_hooks as saved_tensors_hooks
 
 __all__ = [
     "GradientEdge",

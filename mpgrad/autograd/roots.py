@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mpgrad.arrays.cuda.device_arrays import ones, zeros
 from mpgrad.autograd.freezing.frozen_graph import LeafSink, ResultSink, Sink
 from mpgrad.base.size import Size
-from mpgrad.devices.device_arrays import ones, zeros
-from mpgrad.graph.node import Edge, InputMetadata
-from mpgrad.ops.device_moves import to_device
-from mpgrad.ops.promotion import cast
-from mpgrad.ops.shape import contiguous
-from mpgrad.tensors.accumulate_grad import AccumulateGrad
-from mpgrad.tensors.gradient_edge import GradientEdge
-from mpgrad.tensors.of_pytorch import is_of_pytorch, kind_of, mend
-from mpgrad.tensors.tensor import Tensor, gradient_metadata, recorded_edge
+from mpgrad.ops.calling.promotion import cast
+from mpgrad.ops.new_tensors.device_moves import to_device
+from mpgrad.ops.shapes.shape import contiguous
+from mpgrad.recording.graph.node import Edge, InputMetadata
+from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.recording.tensors.gradient_edge import GradientEdge
+from mpgrad.recording.tensors.of_pytorch import is_of_pytorch, kind_of, mend
+from mpgrad.recording.tensors.tensor import Tensor, gradient_metadata, recorded_edge
 
 #: The edges whose gradients are captured, and their sinks; see ``freeze``.
 Wanted = list[tuple[Edge, Sink | None]]

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpgrad.autograd.running.running_backward import checkpoint_is_valid, queue_callback
 from mpgrad.base.dtype import default_float
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class ExecutionEngine:

@@ -2,8 +2,9 @@
 
 A namespace ``xp`` offers NumPy's names with NumPy's meaning, and a few of its own. An operator may
 call **only** the functions of this list, because each of them exists three times: for NumPy
-(``backends.cpu``), for mpgrad's own differentiable operators (``ops.differentiable``, which serves
-``create_graph``; what only forwards use is missing there), and for CuPy (``devices.cuda_backend``).
+(``arrays.cpu.cpu_backend``), for mpgrad's own differentiable operators (``ops.differentiable``,
+which serves ``create_graph``; what only forwards use is missing there), and for CuPy
+(``arrays.cuda.cuda_backend``).
 
 =============  ===================================================================================
 elementwise    add subtract multiply divide power maximum minimum remainder floor_divide negative

@@ -1,3 +1,3 @@
 """mpgrad.backends.cuda: the precision of matrix products on GPUs, under PyTorch's names."""
 
-from mpgrad.backends.matmul_precision import matmul as matmul
+from mpgrad.arrays.cpu.matmul_precision import matmul as matmul

@@ -18,7 +18,7 @@ ENGINE_MODES = ("auto", "local", "process")
 CHECKS = ("off", "sample", "all")
 PINS = ("none", "cores", "nodes")
 TRACEBACKS = ("short", "full")
-CUPY = "mpgrad.devices.cuda_cupy:CupyDriver"
+CUPY = "mpgrad.arrays.cuda.cuda_cupy:CupyDriver"
 
 
 class Setting(NamedTuple, Generic[T]):
@@ -282,7 +282,7 @@ CUDA_DRIVER: Setting[str] = Setting(
     parse_cuda_driver,
     "`cupy`, `module:function`",
     "The access of each process to its GPUs: a function without arguments that returns a "
-    "`mpgrad.devices.cuda_driver.CudaDriver`. Every process of an engine imports it.",
+    "`mpgrad.arrays.cuda.cuda_driver.CudaDriver`. Every process of an engine imports it.",
     "`cupy`",
 )
 

@@ -15,7 +15,8 @@ from types import CodeType, TracebackType
 from mpgrad.base import config
 from mpgrad.base.generated_code import WRITTEN
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+#: Where all files of mpgrad begin.
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: Standard library that stands between two of our frames.
 _BETWEEN = os.path.join(os.path.dirname(os.__file__), "contextlib.py")
 #: Of the code that ``interpreter.command`` gives to Python.
@@ -33,7 +34,7 @@ def level_of_caller() -> int:
 
 def is_ours(code: CodeType) -> bool:
     """Whether ``code`` belongs to mpgrad."""
-    return code.co_filename.startswith((_PACKAGE, *WRITTEN))
+    return code.co_filename.startswith((PACKAGE, *WRITTEN))
 
 
 def hide_our_frames(error: BaseException) -> None:
@@ -86,7 +87,7 @@ def stack_without_ours(text: str) -> str:
     """A stack as ``faulthandler`` writes it without our frames, unless all are wanted."""
     if config.traceback() == "full":
         return text
-    ours = tuple(f'  File "{start}' for start in (_PACKAGE, *WRITTEN))
+    ours = tuple(f'  File "{start}' for start in (PACKAGE, *WRITTEN))
     left_out = (*ours, "Extension modules:")
     lines = [line for line in text.splitlines() if line and not line.startswith(left_out)]
     if lines and _FIRST_FRAME.fullmatch(lines[-1]):
@@ -95,7 +96,7 @@ def stack_without_ours(text: str) -> str:
 
 
 def _is_hidden(file: str) -> bool:
-    return file.startswith((_PACKAGE, *WRITTEN)) or file == _BETWEEN
+    return file.startswith((PACKAGE, *WRITTEN)) or file == _BETWEEN
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

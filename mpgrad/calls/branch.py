@@ -23,13 +23,13 @@ from mpgrad.calls.array_library import ArrayLibrary, library_of, seed_generators
 from mpgrad.calls.attempts import Attempts
 from mpgrad.calls.call import BranchCall, Item
 from mpgrad.calls.classes import held_by_classes
+from mpgrad.calls.functions.process_state import is_installed_namespace
 from mpgrad.calls.item_generators import Drawn, drawn_from, states_of
 from mpgrad.calls.lost_gradients import require_own_leaves
 from mpgrad.calls.results import can_return, dump_result
 from mpgrad.calls.state import ReachedState
 from mpgrad.calls.unpicklable import why_it_does_not_travel
-from mpgrad.shipping.process_state import is_installed_namespace
-from mpgrad.tensors.storage import leaves_made
+from mpgrad.recording.tensors.storage import leaves_made
 from mpgrad.wire.surrounded import surrounded
 
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpgrad.tensors.storage import adopt
+from mpgrad.recording.tensors.storage import adopt
 from mpgrad.wire.surroundings import Around
 
 Array: TypeAlias = np.ndarray[Any, Any]

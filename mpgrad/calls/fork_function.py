@@ -21,8 +21,8 @@ from mpgrad.calls.branch import Branch
 from mpgrad.calls.branches import BRANCHES, made_again
 from mpgrad.calls.call import BranchCall, Ran
 from mpgrad.calls.kept_arrays import Watched, kept_arrays
-from mpgrad.graph.grad_modes import is_grad_enabled
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.graph.grad_modes import is_grad_enabled
+from mpgrad.recording.tensors.tensor import Tensor
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

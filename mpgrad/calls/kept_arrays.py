@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.calls.call import Ran
-from mpgrad.tensors.storage import VersionCounter
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.storage import VersionCounter
+from mpgrad.recording.tensors.tensor import Tensor
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import is_on_gpu
 from mpgrad.autograd.backward import grad as gradients_of
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode, branch_class
@@ -18,28 +19,27 @@ from mpgrad.calls.branch import Branch
 from mpgrad.calls.call import InputKind, Ran
 from mpgrad.calls.fork_function import Fork
 from mpgrad.calls.lost_gradients import lost_gradient
-from mpgrad.devices.device_arrays import is_on_gpu
-from mpgrad.dispatch.operator_node import OperatorNode
-from mpgrad.graph.anomaly import (
+from mpgrad.ops.elementwise.arithmetic import add
+from mpgrad.ops.generators import process_generator
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.anomaly import (
     is_anomaly_check_nan_enabled,
     is_anomaly_enabled,
     set_detect_anomaly,
 )
-from mpgrad.graph.grad_modes import (
+from mpgrad.recording.graph.grad_modes import (
     inference_mode,
     is_grad_enabled,
     is_inference_mode_enabled,
     no_grad,
     set_grad_enabled,
 )
-from mpgrad.graph.node import SEQUENCE, Node
-from mpgrad.ops.arithmetic import add
-from mpgrad.ops.generators import process_generator
-from mpgrad.tensors.accumulate_grad import AccumulateGrad
-from mpgrad.tensors.hooks_in_force import HOOKS, HookState
-from mpgrad.tensors.saved_tensor import SavedTensor
-from mpgrad.tensors.storage import INFERENCE, is_held_alone
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.graph.node import SEQUENCE, Node
+from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.recording.tensors.hooks_in_force import HOOKS, HookState
+from mpgrad.recording.tensors.saved_tensor import SavedTensor
+from mpgrad.recording.tensors.storage import INFERENCE, is_held_alone
+from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.wire.programs import ResultTensor
 
 Array: TypeAlias = np.ndarray[Any, Any]

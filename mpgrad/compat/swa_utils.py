@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from mpgrad.graph.grad_modes import no_grad
 from mpgrad.nn.batch_norm import BatchNorm
 from mpgrad.nn.module import Module
-from mpgrad.ops.creation import zeros
+from mpgrad.ops.new_tensors.creation import zeros
 from mpgrad.optim.lr_scheduler import LRScheduler
 from mpgrad.optim.lr_scheduler.scheduler import one_each
 from mpgrad.optim.optimizer import Optimizer
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 __all__ = [
     "SWALR",

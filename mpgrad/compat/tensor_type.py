@@ -10,8 +10,8 @@ from typing import Any
 
 import mpgrad.tensor_methods  # noqa: F401  (completes Tensor)
 from mpgrad.base.dtype import default_float
-from mpgrad.ops.typed_tensors import from_data_or_size
-from mpgrad.tensors.tensor import Tensor as _Own
+from mpgrad.ops.new_tensors.typed_tensors import from_data_or_size
+from mpgrad.recording.tensors.tensor import Tensor as _Own
 
 
 class _TensorMeta(type):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: The relative and the absolute tolerance by dtype, as in PyTorch; others have to be equal.
 _TOLERANCES = {

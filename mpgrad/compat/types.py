@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Sequence
 
 from mpgrad.base.device import Device
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 __all__ = ["Device", "Number", "_TensorOrTensors", "_bool", "_float", "_int", "_size"]
 

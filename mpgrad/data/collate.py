@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.ops.creation import as_tensor, tensor
-from mpgrad.ops.shape import stack
-from mpgrad.tensors import storage
-from mpgrad.tensors.of_pytorch import is_of_pytorch
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import as_tensor, tensor
+from mpgrad.ops.shapes.shape import stack
+from mpgrad.recording.tensors import storage
+from mpgrad.recording.tensors.of_pytorch import is_of_pytorch
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def default_collate(samples: Sequence[Any]) -> Any:

@@ -11,10 +11,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from mpgrad.data.collate import default_collate
-from mpgrad.ops.indexing import index_select
+from mpgrad.ops.by_index.indexing import index_select
 from mpgrad.ops.random import randperm
-from mpgrad.tensors.of_pytorch import is_of_pytorch, mixed
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.of_pytorch import is_of_pytorch, mixed
+from mpgrad.recording.tensors.tensor import Tensor
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -11,7 +11,7 @@ from io import BufferedIOBase
 
 import numpy as np
 
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: The types of elements by their code in the header; all are big-endian.
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}

@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from mpgrad.ops.creation import as_tensor, empty
 from mpgrad.ops.generators import Generator
+from mpgrad.ops.new_tensors.creation import as_tensor, empty
 from mpgrad.ops.random import multinomial, randint, randperm
 
 T_co = TypeVar("T_co", covariant=True)

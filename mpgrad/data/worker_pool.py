@@ -22,7 +22,7 @@ import numpy as np
 
 from mpgrad.data.fetching import END
 from mpgrad.data.loader_worker import ALIGNMENT, EXHAUSTED, Failure, LoaderWork, main
-from mpgrad.tensors import storage
+from mpgrad.recording.tensors import storage
 
 #: Seconds that workers have to finish before they are killed.
 PATIENCE_S = 5.0

@@ -12,7 +12,7 @@ from mpgrad.distributed.futures import Future
 from mpgrad.distributed.process_group import ProcessGroup, group_of
 from mpgrad.distributed.reductions import ReduceOp, check_reducible, reduction
 from mpgrad.distributed.tensor_buffers import flat_copy, put, started
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 Array = Any
 

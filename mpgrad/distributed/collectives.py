@@ -10,6 +10,15 @@ import numpy as np
 
 from mpgrad.distributed.operation import Operation, Work
 from mpgrad.distributed.process_group import ProcessGroup, group_of, rank_in, root_in
+from mpgrad.distributed.states.collective_steps import (
+    ANSWERS,
+    all_gather_steps,
+    all_to_all_steps,
+    broadcast_steps,
+    gather_steps,
+    scatter_steps,
+)
+from mpgrad.distributed.states.reduction_tree import REPLACE, Receive, Send, Step
 from mpgrad.distributed.tensor_buffers import (
     check_list,
     check_parts,
@@ -20,16 +29,7 @@ from mpgrad.distributed.tensor_buffers import (
     started,
     words,
 )
-from mpgrad.scheduler.hosts.collective_steps import (
-    ANSWERS,
-    all_gather_steps,
-    all_to_all_steps,
-    broadcast_steps,
-    gather_steps,
-    scatter_steps,
-)
-from mpgrad.scheduler.hosts.reduction_tree import REPLACE, Receive, Send, Step
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 Array = Any
 

@@ -16,11 +16,11 @@ from mpgrad.distributed.process_group import ProcessGroup, get_global_rank, grou
 from mpgrad.distributed.reducer import CommHook, Reducer
 from mpgrad.distributed.tensor_buffers import flat_copy, put
 from mpgrad.distributed.uneven_inputs import UnevenInputs
-from mpgrad.graph.grad_modes import is_grad_enabled
 from mpgrad.nn.module import Module
 from mpgrad.nn.parallel import scatter
-from mpgrad.ops.creation import empty, from_numpy
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import empty, from_numpy
+from mpgrad.recording.graph.grad_modes import is_grad_enabled
+from mpgrad.recording.tensors.tensor import Tensor
 
 _DEPRECATED = (
     "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead. Unlike "

@@ -26,11 +26,11 @@ from mpgrad.distributed.process_group import (
     is_torchelastic_launched,
     renew_process_group,
 )
+from mpgrad.distributed.states.host_membership import newest
 from mpgrad.distributed.world import has_both, restarts_max
 from mpgrad.errors import HostLost
 from mpgrad.nn.module import Module
 from mpgrad.ops.generators import initial_seed, manual_seed
-from mpgrad.scheduler.hosts.host_membership import newest
 
 P = ParamSpec("P")
 R = TypeVar("R")

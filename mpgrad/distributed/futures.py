@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpgrad.graph.node import continue_sequence_from, upcoming_sequence_nr
+from mpgrad.recording.graph.node import continue_sequence_from, upcoming_sequence_nr
 
 
 class Future:

@@ -6,6 +6,8 @@ threads nor a clock; the simulation runs it as it is.
 
 from __future__ import annotations
 
+from mpgrad.distributed.carrier.contract import CarrierEvent, HostArrival, HostDisconnected
+from mpgrad.distributed.carrier.messages import Join, Refusal, Roster, encode_head
 from mpgrad.distributed.group_member import Frames, GroupMember
 from mpgrad.distributed.rendezvous import (
     MASTER,
@@ -16,21 +18,14 @@ from mpgrad.distributed.rendezvous import (
     read,
     roster_of,
 )
-from mpgrad.scheduler.hosts.host_membership import (
-    HostGone,
-    Participant,
-    RefuseHost,
-    SendRoster,
-)
-from mpgrad.scheduler.hosts.incarnations import (
+from mpgrad.distributed.states.host_membership import HostGone, Participant, RefuseHost, SendRoster
+from mpgrad.distributed.states.incarnations import (
     Incarnations,
     LoseMember,
     MemberEvent,
     MemberGone,
     RosterTold,
 )
-from mpgrad.wire.host_carrier import CarrierEvent, HostArrival, HostDisconnected
-from mpgrad.wire.hosts import Join, Refusal, Roster, encode_head
 
 
 class Generation:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.ops.creation import from_numpy
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import from_numpy
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: Bytes of the first bucket, which waits for no other: the sooner it leaves, the better.
 FIRST_BUCKET_BYTES = 1024 * 1024

@@ -10,11 +10,25 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from mpgrad.distributed.carrier.messages import (
+    Disagreement,
+    EndAsked,
+    EndTold,
+    Farewell,
+    FarewellRead,
+    HostMessage,
+    Loss,
+    Parcel,
+    RpcMessage,
+    Segments,
+    cut,
+    decode_head,
+    encode_head,
+)
 from mpgrad.distributed.operation import Operation, Work, timed_out
 from mpgrad.distributed.parcels import Parcels, PendingReceive
-from mpgrad.errors import CollectiveTimeout, HostLost, MpgradError, ProtocolError
-from mpgrad.scheduler.hosts.collective_state import SegmentsArrived
-from mpgrad.scheduler.hosts.host_membership import (
+from mpgrad.distributed.states.collective_state import SegmentsArrived
+from mpgrad.distributed.states.host_membership import (
     AcknowledgeFarewell,
     AskForEnd,
     EndDoubted,
@@ -33,22 +47,8 @@ from mpgrad.scheduler.hosts.host_membership import (
     SayFarewell,
     TellLoss,
 )
-from mpgrad.scheduler.hosts.reduction_tree import Send, Step
-from mpgrad.wire.hosts import (
-    Disagreement,
-    EndAsked,
-    EndTold,
-    Farewell,
-    FarewellRead,
-    HostMessage,
-    Loss,
-    Parcel,
-    RpcMessage,
-    Segments,
-    cut,
-    decode_head,
-    encode_head,
-)
+from mpgrad.distributed.states.reduction_tree import Send, Step
+from mpgrad.errors import CollectiveTimeout, HostLost, MpgradError, ProtocolError
 
 #: Messages of collectives that this rank has not begun yet, and parcels that nobody has asked for.
 EARLY_MESSAGES_MAX = 100_000

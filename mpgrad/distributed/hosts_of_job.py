@@ -10,22 +10,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from mpgrad.distributed.rendezvous import AGAIN_S, MASTER, PATIENCE_S, joined, read
-from mpgrad.errors import HostLost, RendezvousTimeout
-from mpgrad.scheduler.hosts.host_membership import (
-    HostGone,
-    RefuseHost,
-    RendezvousExpired,
+from mpgrad.distributed.carrier.contract import (
+    CarrierEvent,
+    HostArrival,
+    HostCarrier,
+    HostDisconnected,
 )
-from mpgrad.scheduler.hosts.rank_placement import (
-    AssignRanks,
-    LastCallExpired,
-    PlacementAnswer,
-    RankPlacement,
-    RanksEnded,
-)
-from mpgrad.wire.host_carrier import CarrierEvent, HostArrival, HostCarrier, HostDisconnected
-from mpgrad.wire.hosts import (
+from mpgrad.distributed.carrier.messages import (
     Assignment,
     Dismissal,
     HostMessage,
@@ -34,6 +25,16 @@ from mpgrad.wire.hosts import (
     Refusal,
     encode_head,
 )
+from mpgrad.distributed.rendezvous import AGAIN_S, MASTER, PATIENCE_S, joined, read
+from mpgrad.distributed.states.host_membership import HostGone, RefuseHost, RendezvousExpired
+from mpgrad.distributed.states.rank_placement import (
+    AssignRanks,
+    LastCallExpired,
+    PlacementAnswer,
+    RankPlacement,
+    RanksEnded,
+)
+from mpgrad.errors import HostLost, RendezvousTimeout
 
 #: What carriers call host 0, and another host, before the incarnation.
 FIRST, OTHER = "first", "host"

@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable
 
 from mpgrad.autograd.running.deferred_interrupts import Deferred, interrupts_deferred
+from mpgrad.distributed.carrier.contract import HostCarrier
 from mpgrad.distributed.generation import Generation
 from mpgrad.distributed.rendezvous import AGAIN_S, Meeting
-from mpgrad.wire.host_carrier import HostCarrier
 
 #: Seconds that a rank which leaves waits until the others have read its farewell, and with it all
 #: that it has sent before.

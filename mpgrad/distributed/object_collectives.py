@@ -18,8 +18,8 @@ from mpgrad.distributed.collectives import (
     scatter,
 )
 from mpgrad.distributed.process_group import ProcessGroup, group_of, root_in
-from mpgrad.ops.creation import empty, from_numpy
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import empty, from_numpy
+from mpgrad.recording.tensors.tensor import Tensor
 
 Array = Any
 

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpgrad.distributed.carrier.messages import cut
 from mpgrad.distributed.futures import Future
-from mpgrad.scheduler.hosts.collective_state import CollectiveState
-from mpgrad.scheduler.hosts.reduction_tree import ADD_RIGHT, REPLACE, Receive, Send, Step
-from mpgrad.wire.hosts import cut
+from mpgrad.distributed.states.collective_state import CollectiveState
+from mpgrad.distributed.states.reduction_tree import ADD_RIGHT, REPLACE, Receive, Send, Step
 
 #: MemberThread.wait_until.
 WaitUntil = Callable[[Callable[[], bool], float | None], bool]

@@ -10,7 +10,7 @@ import numpy as np
 from mpgrad.distributed.operation import Work
 from mpgrad.distributed.process_group import ProcessGroup, get_global_rank, group_of, rank_in
 from mpgrad.distributed.tensor_buffers import check, flat_copy, place_for_frames, words
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def isend(

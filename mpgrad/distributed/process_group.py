@@ -19,6 +19,7 @@ from mpgrad.distributed.group_member import GroupTable
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.operation import Operation, Work
 from mpgrad.distributed.parcels import PendingReceive
+from mpgrad.distributed.states.reduction_tree import all_reduce_steps, segments
 from mpgrad.distributed.world import (
     Whereabouts,
     join_world,
@@ -26,7 +27,6 @@ from mpgrad.distributed.world import (
     restarts_max,
     whereabouts,
 )
-from mpgrad.scheduler.hosts.reduction_tree import all_reduce_steps, segments
 
 #: How long a collective or the rendezvous may take, as in PyTorch.
 TIMEOUT = timedelta(minutes=30)

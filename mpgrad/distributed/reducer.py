@@ -26,11 +26,11 @@ from mpgrad.distributed.grad_bucket import GradBucket, buckets
 from mpgrad.distributed.process_group import ProcessGroup, get_global_rank
 from mpgrad.distributed.reductions import ReduceOp, reduction
 from mpgrad.distributed.tensor_buffers import flat_copy, put
-from mpgrad.graph.grad_modes import no_grad
-from mpgrad.graph.hooks import RemovableHandle
-from mpgrad.ops.creation import from_numpy
-from mpgrad.tensors.accumulate_grad import AccumulateGrad
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import from_numpy
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.graph.hooks import RemovableHandle
+from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.recording.tensors.tensor import Tensor
 
 Array = Any
 #: Takes a state and a bucket, and gives the future of what its gradients become.

@@ -14,6 +14,8 @@ import numpy as np
 
 from mpgrad.distributed.operation import Combine, Operation, Work
 from mpgrad.distributed.process_group import ProcessGroup, barrier_of, group_of, rank_in
+from mpgrad.distributed.states.collective_steps import all_to_all_steps, roll_call_steps
+from mpgrad.distributed.states.reduction_tree import all_reduce_steps, combined, segments
 from mpgrad.distributed.tensor_buffers import (
     check_list,
     described,
@@ -23,9 +25,7 @@ from mpgrad.distributed.tensor_buffers import (
     words,
 )
 from mpgrad.errors import HostLost
-from mpgrad.scheduler.hosts.collective_steps import all_to_all_steps, roll_call_steps
-from mpgrad.scheduler.hosts.reduction_tree import all_reduce_steps, combined, segments
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 Array = Any
 

@@ -12,18 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import mpgrad
-from mpgrad.errors import HostLost, ProtocolError, RendezvousTimeout
-from mpgrad.scheduler.hosts.host_membership import (
-    Answer,
-    HostGone,
-    HostJoined,
-    Participant,
-    Rendezvous,
-    RendezvousExpired,
-    SendRoster,
+from mpgrad.distributed.carrier.contract import (
+    CarrierEvent,
+    HostArrival,
+    HostCarrier,
+    HostDisconnected,
 )
-from mpgrad.wire.host_carrier import CarrierEvent, HostArrival, HostCarrier, HostDisconnected
-from mpgrad.wire.hosts import (
+from mpgrad.distributed.carrier.messages import (
     HOSTS_PROTOCOL,
     HostMessage,
     Join,
@@ -33,6 +28,16 @@ from mpgrad.wire.hosts import (
     decode_head,
     encode_head,
 )
+from mpgrad.distributed.states.host_membership import (
+    Answer,
+    HostGone,
+    HostJoined,
+    Participant,
+    Rendezvous,
+    RendezvousExpired,
+    SendRoster,
+)
+from mpgrad.errors import HostLost, ProtocolError, RendezvousTimeout
 
 #: What everybody calls rank 0 until they know its incarnation.
 MASTER = "master"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from mpgrad.devices import cuda_driver
+from mpgrad.arrays.cuda import cuda_driver
 from mpgrad.distributed.process_group import (
     ProcessGroup,
     get_process_group_ranks,

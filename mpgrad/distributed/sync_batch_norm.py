@@ -7,12 +7,12 @@ from typing import Any
 from mpgrad.autograd.function import Function
 from mpgrad.distributed.process_group import ProcessGroup, get_world_size, group_of, is_initialized
 from mpgrad.distributed.reductions import all_reduce
-from mpgrad.graph.grad_modes import no_grad
 from mpgrad.nn.batch_norm import BatchNorm
 from mpgrad.nn.module import Module
-from mpgrad.ops.creation import full
-from mpgrad.ops.shape import cat
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import full
+from mpgrad.ops.shapes.shape import cat
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class SyncBatchNorm(BatchNorm):

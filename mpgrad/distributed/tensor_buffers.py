@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import moved
 from mpgrad.base.device import CPU
-from mpgrad.devices.device_arrays import moved
-from mpgrad.dispatch.in_place import overwrite
 from mpgrad.distributed.operation import Operation, Work
 from mpgrad.distributed.process_group import ProcessGroup
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.dispatch.in_place import overwrite
+from mpgrad.recording.tensors.tensor import Tensor
 
 Array = Any
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpgrad.distributed.collectives import all_gather_into_tensor
 from mpgrad.distributed.process_group import ProcessGroup
-from mpgrad.ops.creation import empty, from_numpy
+from mpgrad.ops.new_tensors.creation import empty, from_numpy
 
 
 class Round(NamedTuple):

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from mpgrad.base.standard_streams import say
+from mpgrad.distributed.carrier.contract import HostCarrier
 from mpgrad.distributed.equal_bits import arithmetic_of_this_process
 from mpgrad.distributed.group_key import group_key
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.rendezvous import meet
-from mpgrad.wire.host_carrier import HostCarrier
 
 #: Set by the launcher, as ``torchrun`` sets it.
 RESTARTS_MAX = "TORCHELASTIC_MAX_RESTARTS"
@@ -78,7 +78,7 @@ def join_world(
 
             def make_carrier(name: str, host: str, port: int) -> HostCarrier:
                 # A process without a group loads no ZeroMQ.
-                from mpgrad.wire.zeromq import ZmqHostCarrier
+                from mpgrad.distributed.carrier.zeromq_carrier import ZmqHostCarrier
 
                 return ZmqHostCarrier(key, name, host, port, encrypt=encrypt)
 

@@ -9,12 +9,12 @@ from mpgrad.distributions import constraints
 from mpgrad.distributions.discrete import Categorical
 from mpgrad.distributions.distribution import Constraints, Distribution
 from mpgrad.distributions.transform import ComposeTransform, Transform, sum_last
-from mpgrad.graph.grad_modes import no_grad
-from mpgrad.ops.activation import log_softmax
-from mpgrad.ops.indexing import gather
-from mpgrad.ops.reduction import logsumexp
-from mpgrad.ops.shape import expand, reshape
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.by_index.indexing import gather
+from mpgrad.ops.neural.activation import log_softmax
+from mpgrad.ops.reductions.reduction import logsumexp
+from mpgrad.ops.shapes.shape import expand, reshape
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class Independent(Distribution):

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.ops.arithmetic import abs as absolute
-from mpgrad.ops.choices import maximum
-from mpgrad.ops.factorizations import eigvalsh
-from mpgrad.ops.failing_matrices import cholesky_ex
-from mpgrad.ops.joining import cat as joined
-from mpgrad.ops.selection import tril
-from mpgrad.ops.shape import stack as stacked
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.by_index.selection import tril
+from mpgrad.ops.elementwise.arithmetic import abs as absolute
+from mpgrad.ops.elementwise.minimum_maximum import maximum
+from mpgrad.ops.linear_algebra.factorizations import eigvalsh
+from mpgrad.ops.linear_algebra.failing_matrices import cholesky_ex
+from mpgrad.ops.shapes.joining import cat as joined
+from mpgrad.ops.shapes.shape import stack as stacked
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class Constraint:

@@ -9,14 +9,14 @@ from typing import Any
 from mpgrad.distributions import constraints
 from mpgrad.distributions.distribution import Distribution
 from mpgrad.distributions.parameters import broadcast_all
-from mpgrad.ops.arithmetic import abs as absolute
-from mpgrad.ops.choices import clamp, where
-from mpgrad.ops.comparison import ge, gt, logical_and, lt
-from mpgrad.ops.creation import full
+from mpgrad.ops.elementwise.arithmetic import abs as absolute
+from mpgrad.ops.elementwise.comparison import ge, gt, logical_and, lt
+from mpgrad.ops.elementwise.minimum_maximum import clamp, where
+from mpgrad.ops.elementwise.special import erfinv
+from mpgrad.ops.elementwise.transcendental import atan, erf, exp, expm1, log, log1p, tan
+from mpgrad.ops.new_tensors.creation import full
 from mpgrad.ops.random import rand, randn
-from mpgrad.ops.special import erfinv
-from mpgrad.ops.transcendental import atan, erf, exp, expm1, log, log1p, tan
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 _EULER = 0.57721566490153286060

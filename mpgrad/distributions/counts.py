@@ -9,16 +9,16 @@ from mpgrad.distributions import constraints
 from mpgrad.distributions.discrete import Binomial, OverClasses, _of_two, _Trials
 from mpgrad.distributions.gammas import Gamma
 from mpgrad.distributions.parameters import broadcast_all
-from mpgrad.graph.grad_modes import no_grad
-from mpgrad.ops.activation import logsigmoid
-from mpgrad.ops.choices import clamp, where
-from mpgrad.ops.creation import arange
-from mpgrad.ops.embedding import one_hot
+from mpgrad.ops.elementwise.minimum_maximum import clamp, where
+from mpgrad.ops.elementwise.special import lgamma
+from mpgrad.ops.elementwise.transcendental import exp, sigmoid
+from mpgrad.ops.neural.activation import logsigmoid
+from mpgrad.ops.neural.embedding import one_hot
+from mpgrad.ops.new_tensors.creation import arange
 from mpgrad.ops.random import poisson
-from mpgrad.ops.shape import reshape
-from mpgrad.ops.special import lgamma
-from mpgrad.ops.transcendental import exp, sigmoid
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.shapes.shape import reshape
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class NegativeBinomial(_Trials):

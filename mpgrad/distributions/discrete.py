@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.devices.device_arrays import on_host
+from mpgrad.arrays.cuda.device_arrays import on_host
 from mpgrad.distributions import constraints
 from mpgrad.distributions.distribution import Distribution
 from mpgrad.distributions.parameters import (
@@ -17,20 +17,20 @@ from mpgrad.distributions.parameters import (
     logits_to_probs,
     probs_to_logits,
 )
-from mpgrad.graph.grad_modes import no_grad
-from mpgrad.ops.activation import softplus
-from mpgrad.ops.choices import clamp, minimum
-from mpgrad.ops.creation import arange
-from mpgrad.ops.device_moves import beside
-from mpgrad.ops.embedding import one_hot
-from mpgrad.ops.extrema import argmax
-from mpgrad.ops.indexing import gather
-from mpgrad.ops.loss import binary_cross_entropy_with_logits
+from mpgrad.ops.by_index.indexing import gather
+from mpgrad.ops.elementwise.minimum_maximum import clamp, minimum
+from mpgrad.ops.elementwise.special import lgamma
+from mpgrad.ops.elementwise.transcendental import log, log1p, xlogy
+from mpgrad.ops.neural.activation import softplus
+from mpgrad.ops.neural.embedding import one_hot
+from mpgrad.ops.neural.loss import binary_cross_entropy_with_logits
+from mpgrad.ops.new_tensors.creation import arange
+from mpgrad.ops.new_tensors.device_moves import beside
 from mpgrad.ops.random import bernoulli, default_generator, multinomial, poisson, rand
-from mpgrad.ops.shape import expand, reshape
-from mpgrad.ops.special import lgamma
-from mpgrad.ops.transcendental import log, log1p, xlogy
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.reductions.extrema import argmax
+from mpgrad.ops.shapes.shape import expand, reshape
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def _of_two(probs: Any, logits: Any) -> Tensor:

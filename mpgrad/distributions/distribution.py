@@ -12,10 +12,10 @@ import numpy as np
 from mpgrad.base.size import Size
 from mpgrad.distributions import constraints
 from mpgrad.distributions.parameters import lazy_property
-from mpgrad.graph.grad_modes import no_grad
-from mpgrad.ops.shape import expand
-from mpgrad.ops.transcendental import exp
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.elementwise.transcendental import exp
+from mpgrad.ops.shapes.shape import expand
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 Shape = tuple[int, ...]
 #: Parameters, and the sets of their values.

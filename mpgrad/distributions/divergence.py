@@ -36,15 +36,15 @@ from mpgrad.distributions.parameters import euler_constant
 from mpgrad.distributions.positive import InverseGamma, Pareto
 from mpgrad.distributions.random_matrices import LowRankMultivariateNormal
 from mpgrad.distributions.relaxed import ContinuousBernoulli
-from mpgrad.ops.activation import softplus
-from mpgrad.ops.arithmetic import abs as absolute
-from mpgrad.ops.choices import where
-from mpgrad.ops.comparison import logical_or
-from mpgrad.ops.creation import full
-from mpgrad.ops.linear_systems import solve_triangular
-from mpgrad.ops.special import digamma, lgamma
-from mpgrad.ops.transcendental import erf, exp, log, log1p, xlogy
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.elementwise.arithmetic import abs as absolute
+from mpgrad.ops.elementwise.comparison import logical_or
+from mpgrad.ops.elementwise.minimum_maximum import where
+from mpgrad.ops.elementwise.special import digamma, lgamma
+from mpgrad.ops.elementwise.transcendental import erf, exp, log, log1p, xlogy
+from mpgrad.ops.linear_algebra.linear_systems import solve_triangular
+from mpgrad.ops.neural.activation import softplus
+from mpgrad.ops.new_tensors.creation import full
+from mpgrad.recording.tensors.tensor import Tensor
 
 _TABLE: dict[tuple[type, type], Callable[[Any, Any], Tensor]] = {}
 

@@ -11,21 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.devices.device_arrays import on_host
-from mpgrad.dispatch.operator_call import call
+from mpgrad.arrays.cuda.device_arrays import on_host
 from mpgrad.distributions import constraints
 from mpgrad.distributions.distribution import Distribution
 from mpgrad.distributions.parameters import broadcast_all, least, resolution
-from mpgrad.ops.choices import clamp, where
-from mpgrad.ops.creation import as_tensor
-from mpgrad.ops.device_moves import beside
-from mpgrad.ops.embedding import one_hot
-from mpgrad.ops.extrema import argmax
+from mpgrad.ops.elementwise.minimum_maximum import clamp, where
+from mpgrad.ops.elementwise.special import (
+    digamma,
+    igamma,
+    lgamma,
+    standard_dirichlet,
+    standard_gamma,
+)
+from mpgrad.ops.elementwise.transcendental import log, log1p, xlogy
+from mpgrad.ops.neural.embedding import one_hot
+from mpgrad.ops.new_tensors.creation import as_tensor
+from mpgrad.ops.new_tensors.device_moves import beside
 from mpgrad.ops.random import default_generator, randn
-from mpgrad.ops.shape import expand, stack
-from mpgrad.ops.special import digamma, igamma, lgamma, standard_dirichlet, standard_gamma
-from mpgrad.ops.transcendental import log, log1p, xlogy
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.reductions.extrema import argmax
+from mpgrad.ops.shapes.shape import expand, stack
+from mpgrad.recording.dispatch.operator_call import call
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def _drawn(concentration: Tensor, shape: Sequence[int]) -> Tensor:

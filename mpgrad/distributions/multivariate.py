@@ -10,14 +10,14 @@ import numpy as np
 from mpgrad.distributions import constraints
 from mpgrad.distributions.distribution import Distribution
 from mpgrad.distributions.parameters import lazy_property
-from mpgrad.ops.arrangements import flip
-from mpgrad.ops.creation import eye
-from mpgrad.ops.linear_systems import cholesky_inverse, solve_triangular
-from mpgrad.ops.matrices import cholesky
+from mpgrad.ops.elementwise.transcendental import log
+from mpgrad.ops.linear_algebra.linear_systems import cholesky_inverse, solve_triangular
+from mpgrad.ops.linear_algebra.matrices import cholesky
+from mpgrad.ops.new_tensors.creation import eye
 from mpgrad.ops.random import randn
-from mpgrad.ops.shape import expand
-from mpgrad.ops.transcendental import log
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.shapes.shape import expand
+from mpgrad.ops.shapes.tiles_and_pairs import flip
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class WithMatrix(Distribution):

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.graph.grad_modes import enable_grad
-from mpgrad.ops.activation import softmax
-from mpgrad.ops.choices import clamp
-from mpgrad.ops.creation import as_tensor
-from mpgrad.ops.joining import broadcast_tensors
-from mpgrad.ops.piecewise import logit
-from mpgrad.ops.transcendental import log, sigmoid
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.elementwise.minimum_maximum import clamp
+from mpgrad.ops.elementwise.piecewise import logit
+from mpgrad.ops.elementwise.transcendental import log, sigmoid
+from mpgrad.ops.neural.activation import softmax
+from mpgrad.ops.new_tensors.creation import as_tensor
+from mpgrad.ops.shapes.joining import broadcast_tensors
+from mpgrad.recording.graph.grad_modes import enable_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: Euler's constant.
 euler_constant = 0.57721566490153286060

@@ -11,13 +11,13 @@ from mpgrad.distributions.continuous import Cauchy, Folded
 from mpgrad.distributions.distribution import Distribution
 from mpgrad.distributions.gammas import Gamma
 from mpgrad.distributions.parameters import broadcast_all, least, resolution
-from mpgrad.ops.arithmetic import abs as absolute
-from mpgrad.ops.choices import clamp, where
-from mpgrad.ops.creation import full
+from mpgrad.ops.elementwise.arithmetic import abs as absolute
+from mpgrad.ops.elementwise.minimum_maximum import clamp, where
+from mpgrad.ops.elementwise.special import digamma, lgamma
+from mpgrad.ops.elementwise.transcendental import exp, expm1, log, log1p
+from mpgrad.ops.new_tensors.creation import full
 from mpgrad.ops.random import rand
-from mpgrad.ops.special import digamma, lgamma
-from mpgrad.ops.transcendental import exp, expm1, log, log1p
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 _EULER = 0.57721566490153286060
 

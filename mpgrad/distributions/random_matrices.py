@@ -13,17 +13,17 @@ from mpgrad.distributions.distribution import Distribution
 from mpgrad.distributions.gammas import Beta, Chi2
 from mpgrad.distributions.multivariate import MultivariateNormal, WithMatrix
 from mpgrad.distributions.parameters import broadcast_all, lazy_property, least
-from mpgrad.ops.arrangements import diag_embed
-from mpgrad.ops.choices import clamp
-from mpgrad.ops.creation import arange, eye
-from mpgrad.ops.linear_systems import cholesky_solve, solve_triangular
-from mpgrad.ops.matrices import cholesky, slogdet
+from mpgrad.ops.by_index.selection import tril
+from mpgrad.ops.elementwise.minimum_maximum import clamp
+from mpgrad.ops.elementwise.special import digamma, lgamma, mvlgamma
+from mpgrad.ops.elementwise.transcendental import log
+from mpgrad.ops.linear_algebra.linear_systems import cholesky_solve, solve_triangular
+from mpgrad.ops.linear_algebra.matrices import cholesky, slogdet
+from mpgrad.ops.new_tensors.creation import arange, eye
 from mpgrad.ops.random import randn
-from mpgrad.ops.selection import tril
-from mpgrad.ops.shape import expand
-from mpgrad.ops.special import digamma, lgamma, mvlgamma
-from mpgrad.ops.transcendental import log
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.shapes.shape import expand
+from mpgrad.ops.shapes.tiles_and_pairs import diag_embed
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class LowRankMultivariateNormal(Distribution):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.devices.device_arrays import on_host
+from mpgrad.arrays.cuda.device_arrays import on_host
 from mpgrad.distributions import constraints
 from mpgrad.distributions.discrete import OverClasses, _Trials
 from mpgrad.distributions.distribution import Distribution
@@ -24,20 +24,20 @@ from mpgrad.distributions.parameters import (
     logits_to_probs,
 )
 from mpgrad.distributions.positive import uniform_inside
-from mpgrad.ops.activation import logsigmoid, softplus
-from mpgrad.ops.arithmetic import abs as absolute
-from mpgrad.ops.choices import clamp, where
-from mpgrad.ops.creation import arange
-from mpgrad.ops.device_moves import beside
-from mpgrad.ops.loss import binary_cross_entropy_with_logits
-from mpgrad.ops.piecewise import logit
-from mpgrad.ops.products import cumprod
+from mpgrad.ops.by_index.selection import pad
+from mpgrad.ops.elementwise.arithmetic import abs as absolute
+from mpgrad.ops.elementwise.minimum_maximum import clamp, where
+from mpgrad.ops.elementwise.piecewise import logit
+from mpgrad.ops.elementwise.special import i0e, i1e
+from mpgrad.ops.elementwise.transcendental import cos, exp, log, log1p, sigmoid
+from mpgrad.ops.neural.activation import logsigmoid, softplus
+from mpgrad.ops.neural.loss import binary_cross_entropy_with_logits
+from mpgrad.ops.new_tensors.creation import arange
+from mpgrad.ops.new_tensors.device_moves import beside
 from mpgrad.ops.random import default_generator, randn
-from mpgrad.ops.reduction import cumsum, logsumexp
-from mpgrad.ops.selection import pad
-from mpgrad.ops.special import i0e, i1e
-from mpgrad.ops.transcendental import cos, exp, log, log1p, sigmoid
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.reductions.products import cumprod
+from mpgrad.ops.reductions.reduction import cumsum, logsumexp
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class RelaxedBernoulli(_Trials):

@@ -10,8 +10,8 @@ import numpy as np
 
 from mpgrad.base.size import Size
 from mpgrad.distributions import constraints
-from mpgrad.ops.creation import zeros_like
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import zeros_like
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class Transform:

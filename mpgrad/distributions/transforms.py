@@ -22,13 +22,13 @@ from mpgrad.distributions.vector_transforms import (
     StackTransform,
     StickBreakingTransform,
 )
-from mpgrad.ops.activation import softplus
-from mpgrad.ops.arithmetic import abs as absolute
-from mpgrad.ops.arithmetic import pow as power
-from mpgrad.ops.choices import clamp
-from mpgrad.ops.creation import full_like
-from mpgrad.ops.transcendental import atanh, exp, expm1, log, sigmoid, tanh
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.elementwise.arithmetic import abs as absolute
+from mpgrad.ops.elementwise.arithmetic import pow as power
+from mpgrad.ops.elementwise.minimum_maximum import clamp
+from mpgrad.ops.elementwise.transcendental import atanh, exp, expm1, log, sigmoid, tanh
+from mpgrad.ops.neural.activation import softplus
+from mpgrad.ops.new_tensors.creation import full_like
+from mpgrad.recording.tensors.tensor import Tensor
 
 __all__ = [
     "AbsTransform",

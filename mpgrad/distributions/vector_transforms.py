@@ -16,18 +16,18 @@ from mpgrad.distributions.parameters import (
     vec_to_tril_matrix,
 )
 from mpgrad.distributions.transform import Transform, sum_last
-from mpgrad.ops.activation import logsigmoid, softmax, softplus
-from mpgrad.ops.arrangements import diag_embed
-from mpgrad.ops.choices import clamp
-from mpgrad.ops.creation import arange, eye, zeros
-from mpgrad.ops.joining import cat
-from mpgrad.ops.matrices import cholesky
-from mpgrad.ops.products import cumprod
-from mpgrad.ops.reduction import cumsum
-from mpgrad.ops.selection import pad, tril
-from mpgrad.ops.shape import reshape, stack
-from mpgrad.ops.transcendental import atanh, exp, log, sigmoid, tanh
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.by_index.selection import pad, tril
+from mpgrad.ops.elementwise.minimum_maximum import clamp
+from mpgrad.ops.elementwise.transcendental import atanh, exp, log, sigmoid, tanh
+from mpgrad.ops.linear_algebra.matrices import cholesky
+from mpgrad.ops.neural.activation import logsigmoid, softmax, softplus
+from mpgrad.ops.new_tensors.creation import arange, eye, zeros
+from mpgrad.ops.reductions.products import cumprod
+from mpgrad.ops.reductions.reduction import cumsum
+from mpgrad.ops.shapes.joining import cat
+from mpgrad.ops.shapes.shape import reshape, stack
+from mpgrad.ops.shapes.tiles_and_pairs import diag_embed
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class _OfVectors(Transform):

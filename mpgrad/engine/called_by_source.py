@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd.running.validate_outputs import validate_output
-from mpgrad.graph.node import InputMetadata
+from mpgrad.recording.graph.node import InputMetadata
 
 
 def checked(

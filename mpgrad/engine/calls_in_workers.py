@@ -26,7 +26,7 @@ from mpgrad.engine.progress_display import progress_shown
 from mpgrad.engine.session import Session
 from mpgrad.engine.session_pool import SessionPool
 from mpgrad.errors import InvariantViolated, MpgradError, ProtocolError
-from mpgrad.graph.node import InputMetadata
+from mpgrad.recording.graph.node import InputMetadata
 from mpgrad.scheduler.events import (
     ANY_SLOT,
     GraphExtended,

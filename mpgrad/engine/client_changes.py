@@ -14,11 +14,11 @@ from typing import Any
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode
-from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.calls.functions.decision import what_changed
 from mpgrad.engine.placement import Placed
-from mpgrad.shipping.decision import what_changed
-from mpgrad.tensors.saved_tensor import SavedTensor
-from mpgrad.tensors.storage import VersionCounter
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.tensors.saved_tensor import SavedTensor
+from mpgrad.recording.tensors.storage import VersionCounter
 from mpgrad.wire.surroundings import look_around, name_of_change
 
 

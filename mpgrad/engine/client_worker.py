@@ -18,7 +18,8 @@ from mpgrad.autograd.profiling.backward_run import TaskRun
 from mpgrad.autograd.profiling.ranges import RUNNING, current_run
 from mpgrad.autograd.running.node_loop import NodeStep, run_task
 from mpgrad.base.handles import ENGINE_ARENA, Block, GradientRef
-from mpgrad.dispatch.operator_call import cpu
+from mpgrad.calls.functions.attributes import are_scalars, name_set
+from mpgrad.calls.functions.decision import is_tried, keep_changing, keep_in_client, note_tried
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.client_changes import ReadsOfWorkers, StaleSaved
 from mpgrad.engine.handover import Handover, RunOwn
@@ -27,20 +28,14 @@ from mpgrad.engine.local import claim
 from mpgrad.engine.own_tasks import OwnTask
 from mpgrad.engine.placement import Placed
 from mpgrad.engine.preparation import PreparedGraph
-from mpgrad.graph.anomaly import mode as anomaly
-from mpgrad.graph.node import InputMetadata
+from mpgrad.recording.dispatch.operator_call import cpu
+from mpgrad.recording.graph.anomaly import mode as anomaly
+from mpgrad.recording.graph.node import InputMetadata
+from mpgrad.recording.tensors.storage import adopt, watched
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.plan_tables import CAPTURE, Member
-from mpgrad.shipping.attributes import are_scalars, name_set
-from mpgrad.shipping.decision import (
-    is_tried,
-    keep_changing,
-    keep_in_client,
-    note_tried,
-)
 from mpgrad.shm.mapped_arena import ForeignArena
-from mpgrad.tensors.storage import adopt, watched
 
 Array: TypeAlias = np.ndarray[Any, Any]
 #: A gradient that flows into a task: task, slot, place, reference.

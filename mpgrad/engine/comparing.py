@@ -9,10 +9,10 @@ from typing import Any
 
 from mpgrad.autograd.function import Function
 from mpgrad.base.duration_text import duration
+from mpgrad.calls.functions.attributes import look_at
+from mpgrad.calls.functions.contents import fingerprint
+from mpgrad.calls.functions.decision import compared_of
 from mpgrad.engine.placement import Placed
-from mpgrad.shipping.attributes import look_at
-from mpgrad.shipping.contents import fingerprint
-from mpgrad.shipping.decision import compared_of
 
 #: The share of a backward from which on it is told.
 SHARE = 0.05

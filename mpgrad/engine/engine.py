@@ -23,7 +23,7 @@ from mpgrad.base.interpreter import require_no_mark
 from mpgrad.base.user_frames import level_of_caller
 from mpgrad.engine.options import EngineOptions
 from mpgrad.errors import EngineClosed
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from mpgrad.autograd.freezing.frozen_graph import FrozenGraph

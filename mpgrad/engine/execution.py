@@ -45,8 +45,8 @@ from mpgrad.engine.session_pool import SessionPool
 from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.engine.submitter import OF_PARENT, Submitter
 from mpgrad.errors import CoordinatorLost, EngineClosed
+from mpgrad.recording.tensors.tensor import Tensor, gradient_edge
 from mpgrad.shm.arena import client_arena
-from mpgrad.tensors.tensor import Tensor, gradient_edge
 from mpgrad.wire.schema import Processes
 from mpgrad.wire.surroundings import Around
 

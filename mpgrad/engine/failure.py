@@ -19,7 +19,7 @@ from mpgrad.errors import (
     WorkerLost,
     add_note,
 )
-from mpgrad.graph.anomaly import explain_failure
+from mpgrad.recording.graph.anomaly import explain_failure
 from mpgrad.scheduler.instructions import FailGraph
 from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.wire.programs import name_of

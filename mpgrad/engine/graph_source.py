@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpgrad.arrays.cpu.blockwise import WHOLE_BYTES
+from mpgrad.arrays.cpu.column_parts import count_parts
 from mpgrad.autograd.freezing.client_nodes import run_user_code
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, expected_of
 from mpgrad.autograd.running.validate_outputs import described, require_number, validate_output
-from mpgrad.backends.blockwise import WHOLE_BYTES
-from mpgrad.backends.column_parts import count_parts
 from mpgrad.base.generated_code import listed
-from mpgrad.dispatch.operator_call import cpu
-from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.called_by_source import added, checked, undefined
 from mpgrad.engine.lowered_formulas import LoweredFormulas
-from mpgrad.graph.node import InputMetadata
-from mpgrad.graph.registry import RESULTS
+from mpgrad.recording.dispatch.operator_call import cpu
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.node import InputMetadata
+from mpgrad.recording.graph.registry import RESULTS
 
 #: The number of results of a Node that have a line each. It takes 90 us to compile and 0.11 to run;
 #: a loop over more of them takes 0.18 us for each.

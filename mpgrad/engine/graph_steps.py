@@ -27,8 +27,8 @@ from mpgrad.autograd.running.node_loop import (
 )
 from mpgrad.engine.graph_source import SharedRule
 from mpgrad.engine.node_rules import FormRules
-from mpgrad.graph.anomaly import mode as anomaly
-from mpgrad.graph.node import InputMetadata
+from mpgrad.recording.graph.anomaly import mode as anomaly
+from mpgrad.recording.graph.node import InputMetadata
 from mpgrad.wire.programs import passes_on_alone
 
 #: ``rule_of(node, expected)``: the function of a Node's form; None if it has none.

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import is_array
+from mpgrad.arrays.cuda.device_handover import DeviceHandover
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import (
@@ -24,22 +26,20 @@ from mpgrad.autograd.functions.function_node import (
 from mpgrad.autograd.running.collector import collector_held_for
 from mpgrad.base.handles import GradientRef
 from mpgrad.calls.fork_function import Fork, arrays_to_send, holder_of
+from mpgrad.calls.functions.attributes import pack_attributes
+from mpgrad.calls.functions.decision import ShippedCode
 from mpgrad.calls.initializing import Initializer
 from mpgrad.calls.packing import rule_of
-from mpgrad.devices.device_arrays import is_array
-from mpgrad.devices.device_handover import DeviceHandover
-from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.learning import wants_times
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.engine.raised_on_worker import RaisedOnWorker, is_guess
 from mpgrad.engine.spot_checks import SpotChecks
-from mpgrad.graph.anomaly import mode as anomaly
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.anomaly import mode as anomaly
 from mpgrad.scheduler.chunks import SMALL_GRAPH, chunk_ends, in_chunks
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec
-from mpgrad.shipping.attributes import pack_attributes
-from mpgrad.shipping.decision import ShippedCode
 from mpgrad.shm.arena import client_arena
 from mpgrad.wire.programs import (
     BranchRule,

@@ -26,6 +26,7 @@ from mpgrad.autograd.running.collector import collector_held_for
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.handles import ENGINE_ARENA, Block, is_counted
 from mpgrad.base.processor_use import processor_use
+from mpgrad.calls.functions.loading import load_attributes
 from mpgrad.engine.calls_in_workers import note_processes
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.engine_statistics import Counters
@@ -44,7 +45,6 @@ from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.errors import CoordinatorLost, ProtocolError
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph, ForwardOutput
 from mpgrad.scheduler.plan_tables import Plan
-from mpgrad.shipping.loading import load_attributes
 from mpgrad.wire.output_record import (
     CHANGED,
     WARNING,

@@ -12,6 +12,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from mpgrad.arrays.cuda.device_arrays import CUDA
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, Rest, rest_of
 from mpgrad.autograd.freezing.recurring_graphs import Remembered
 from mpgrad.autograd.functions.call_sites import call_in_words
@@ -20,15 +21,14 @@ from mpgrad.autograd.profiling.ranges import RUNNING, current_run
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import HELD_ABOVE, collector_held
 from mpgrad.autograd.running.node_loop import NodeLoop, Step
-from mpgrad.devices.device_arrays import CUDA
-from mpgrad.dispatch.operator_call import cpu
 from mpgrad.engine import compiled
 from mpgrad.engine.graph_steps import GraphSteps
 from mpgrad.engine.learning import durations_us, teach
 from mpgrad.errors import add_note
-from mpgrad.graph.anomaly import explain_failure
-from mpgrad.graph.anomaly import mode as anomaly
-from mpgrad.tensors.storage import is_exclusive
+from mpgrad.recording.dispatch.operator_call import cpu
+from mpgrad.recording.graph.anomaly import explain_failure
+from mpgrad.recording.graph.anomaly import mode as anomaly
+from mpgrad.recording.tensors.storage import is_exclusive
 
 #: The number of uses of a graph's tables after which it is compiled: source for a graph that comes
 #: twice would take longer than it saves.

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.backends.array_program import ArrayProgram, Unreadable
-from mpgrad.backends.array_proxies import ArrayProxy, NumberProxy
-from mpgrad.backends.cpu import LARGE_BYTES
-from mpgrad.backends.traced_namespace import TracedNamespace
-from mpgrad.dispatch.operator_call import cpu
-from mpgrad.dispatch.operator_node import OperatorNode
-from mpgrad.graph.node import InputMetadata
-from mpgrad.graph.registry import Operator, Source
-from mpgrad.shipping.constants import is_constant, same
-from mpgrad.tensors.saved_tensor import SavedTensor
+from mpgrad.arrays.cpu.array_program import ArrayProgram, Unreadable
+from mpgrad.arrays.cpu.array_proxies import ArrayProxy, NumberProxy
+from mpgrad.arrays.cpu.cpu_backend import LARGE_BYTES
+from mpgrad.arrays.cpu.traced_namespace import TracedNamespace
+from mpgrad.calls.functions.constants import is_constant, same
+from mpgrad.recording.dispatch.operator_call import cpu
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.node import InputMetadata
+from mpgrad.recording.graph.registry import Operator, Source
+from mpgrad.recording.tensors.saved_tensor import SavedTensor
 
 #: Formulas that are kept written out: one for each operator, shapes and dtypes.
 FORMULAS_MAX = 1024

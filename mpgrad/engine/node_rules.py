@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, expected_of
 from mpgrad.base.generated_code import compiled, forget
-from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.graph_source import GraphSource, SharedRule
-from mpgrad.graph.node import InputMetadata
-from mpgrad.graph.registry import OPERATORS
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.node import InputMetadata
+from mpgrad.recording.graph.registry import OPERATORS
 from mpgrad.scheduler.graph_spec import NodeSpec
 
 #: The forms that are kept written out; all are forgotten when there are more.

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mpgrad.arrays.cuda.gpu_workers import gpu_workers
 from mpgrad.autograd.running import engine_slot
 from mpgrad.base import config, machine
 from mpgrad.base.shared_cores import SharedCores, shared_cores
 from mpgrad.base.standard_streams import say
-from mpgrad.devices.gpu_workers import gpu_workers
 from mpgrad.shm.arena import default_limit_bytes
 
 _MODES = ("auto", "local", "process")

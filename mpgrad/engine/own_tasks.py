@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mpgrad.arrays.cuda.device_arrays import CUDA
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
-from mpgrad.devices.device_arrays import CUDA
-from mpgrad.dispatch.operator_call import cpu
-from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.compiled import Compiled, kept
 from mpgrad.engine.local import COMPILED_FROM_USE, gradients_of_nodes
+from mpgrad.recording.dispatch.operator_call import cpu
+from mpgrad.recording.dispatch.operator_node import OperatorNode
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target
 from mpgrad.scheduler.plan_tables import InnerTarget, Plan
 

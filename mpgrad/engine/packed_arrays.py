@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import is_on_gpu
+from mpgrad.arrays.cuda.device_handover import DeviceHandover
 from mpgrad.base.handles import (
     CLIENT_ARENA,
     CLIENT_DEVICE_ARENA,
@@ -19,13 +21,11 @@ from mpgrad.base.handles import (
     GradientRef,
     TensorHandle,
 )
-from mpgrad.devices.device_arrays import is_on_gpu
-from mpgrad.devices.device_handover import DeviceHandover
 from mpgrad.errors import ProtocolError
-from mpgrad.graph.node import InputMetadata
+from mpgrad.recording.graph.node import InputMetadata
+from mpgrad.recording.tensors.storage import adopt
 from mpgrad.shm.arena import client_arena
 from mpgrad.shm.mapped_arena import ForeignArena, byte_bounds
-from mpgrad.tensors.storage import adopt
 from mpgrad.wire.programs import InlineArray, PackedArray, SharedArray
 
 Array: TypeAlias = np.ndarray[Any, Any]

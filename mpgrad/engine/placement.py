@@ -7,6 +7,7 @@ from collections import OrderedDict
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from mpgrad.arrays.cuda.device_arrays import get_default_device
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.call_sites import CALL_S, WARN_CALL_S, SlowLoop, slow_loops
@@ -14,26 +15,21 @@ from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.device import CPU
 from mpgrad.base.user_frames import level_of_caller
 from mpgrad.calls.fork_function import Fork, is_here
-from mpgrad.devices.device_arrays import get_default_device
-from mpgrad.dispatch.operator_node import OperatorNode
+from mpgrad.calls.functions.attributes import Look, are_scalars, look_at
+from mpgrad.calls.functions.contents import fingerprint
+from mpgrad.calls.functions.debuggers import file_of, files_with_breakpoints
+from mpgrad.calls.functions.decision import ShippedCode, decide, is_tried, what_changed
+from mpgrad.calls.functions.findings import article
+from mpgrad.calls.functions.installed_reads import hooks_of_all_modules
+from mpgrad.calls.functions.process_state import is_known_name
+from mpgrad.calls.functions.remedies import in_one_line, in_words
 from mpgrad.errors import PerformanceWarning
-from mpgrad.graph.node import Node
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.node import Node
+from mpgrad.recording.tensors.hooks_in_force import HOOKS
+from mpgrad.recording.tensors.saved_tensor import SavedTensor
+from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.scheduler.graph_spec import ON_CPU
-from mpgrad.shipping.attributes import (
-    Look,
-    are_scalars,
-    look_at,
-)
-from mpgrad.shipping.contents import fingerprint
-from mpgrad.shipping.debuggers import file_of, files_with_breakpoints
-from mpgrad.shipping.decision import ShippedCode, decide, is_tried, what_changed
-from mpgrad.shipping.findings import article
-from mpgrad.shipping.installed_reads import hooks_of_all_modules
-from mpgrad.shipping.process_state import is_known_name
-from mpgrad.shipping.remedies import in_one_line, in_words
-from mpgrad.tensors.hooks_in_force import HOOKS
-from mpgrad.tensors.saved_tensor import SavedTensor
-from mpgrad.tensors.tensor import Tensor
 from mpgrad.wire.surroundings import Around, look_around
 
 

@@ -9,16 +9,15 @@ from collections import Counter
 from functools import partial
 from typing import NamedTuple
 
+from mpgrad.arrays.cpu.column_parts import shape_of
+from mpgrad.arrays.cuda.device_arrays import CUDA
+from mpgrad.arrays.cuda.gpu_nodes import gpus_of
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, expected_of
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.running_backward import innermost
-from mpgrad.backends.column_parts import shape_of
 from mpgrad.base import machine
 from mpgrad.calls.fork_function import has_branches_in_workers
-from mpgrad.devices.device_arrays import CUDA
-from mpgrad.devices.gpu_nodes import gpus_of
-from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.engine.choice import (
     Choice,
     Experience,
@@ -32,7 +31,8 @@ from mpgrad.engine.choice import (
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.own_tasks import OwnTask, ahead_of
 from mpgrad.engine.placement import Placed, keep_unreadable, place
-from mpgrad.graph.node import InputMetadata
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.node import InputMetadata
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan

@@ -12,6 +12,7 @@ import weakref
 from mmap import PAGESIZE
 from typing import TYPE_CHECKING
 
+from mpgrad.arrays.cuda.device_board import DeviceBoard
 from mpgrad.base import config, interpreter
 from mpgrad.base.exits import describe_exit, is_stopped
 from mpgrad.base.handles import ENGINE_ARENA
@@ -21,7 +22,6 @@ from mpgrad.base.standard_streams import say, write
 from mpgrad.base.topology import bindings
 from mpgrad.calls.array_library import PRELOADED
 from mpgrad.calls.branches import limit_bytes
-from mpgrad.devices.device_board import DeviceBoard
 from mpgrad.engine.kernel_calls import require_calls
 from mpgrad.engine.kernel_limits import (
     FOR_ENGINE,
@@ -40,7 +40,7 @@ from mpgrad.wire.environment import capture_environment
 from mpgrad.wire.setup import STARTED, CoordinatorSetup, send_setup, spawn
 
 if TYPE_CHECKING:
-    from mpgrad.devices.client_devices import ClientDevices
+    from mpgrad.arrays.cuda.client_devices import ClientDevices
 
 #: The address space of the engine's arena; only written pages take memory.
 ENGINE_ARENA_BYTES = 1 << 40
@@ -302,6 +302,6 @@ def _device_board(options: EngineOptions) -> DeviceBoard | None:
 
 
 def _client_devices(board: DeviceBoard, gpus: tuple[int, ...]) -> ClientDevices:
-    from mpgrad.devices.client_devices import ClientDevices  # not needed on most machines
+    from mpgrad.arrays.cuda.client_devices import ClientDevices
 
     return ClientDevices(board, gpus)

@@ -20,10 +20,10 @@ from typing import Any
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.user_frames import level_of_caller
+from mpgrad.calls.functions.decision import keep_changing, keep_in_client
 from mpgrad.engine.placement import note_said
 from mpgrad.errors import InvariantViolated, PerformanceWarning, ProtocolError, add_note
 from mpgrad.scheduler.instructions import ForwardOutput
-from mpgrad.shipping.decision import keep_changing, keep_in_client
 from mpgrad.wire.output_record import STDERR, STDOUT, LogLine, Text, decode_shown
 from mpgrad.wire.packed_texts import unpack_text
 

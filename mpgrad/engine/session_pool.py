@@ -24,9 +24,9 @@ from mpgrad.engine.kernel_limits import FOR_SESSION, require_descriptors, requir
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session
 from mpgrad.errors import CoordinatorLost, EngineClosed
-from mpgrad.graph.node import InputMetadata
+from mpgrad.recording.graph.node import InputMetadata
+from mpgrad.recording.tensors.storage import note_reader
 from mpgrad.scheduler.tuning import measured_message_us
-from mpgrad.tensors.storage import note_reader
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

@@ -21,12 +21,12 @@ from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode, run_function_backward
 from mpgrad.autograd.running import engine_slot
 from mpgrad.base.device import CPU
+from mpgrad.calls.functions.attributes import pack_attributes
+from mpgrad.calls.functions.decision import ShippedCode, names_read, what_changed
+from mpgrad.calls.functions.loading import load_attributes
 from mpgrad.engine.blas import blas_limit
 from mpgrad.errors import ResultsDiffer
 from mpgrad.scheduler.instructions import ForwardOutput
-from mpgrad.shipping.attributes import pack_attributes
-from mpgrad.shipping.decision import ShippedCode, names_read, what_changed
-from mpgrad.shipping.loading import load_attributes
 from mpgrad.wire.output_record import (
     LOG,
     RUN,

@@ -11,10 +11,10 @@ from mpgrad.autograd.backward import grad as gradients
 from mpgrad.autograd.functional import check_differentiable
 from mpgrad.func import trees
 from mpgrad.func.own_call import Argnums, OwnCall
-from mpgrad.graph.grad_modes import enable_grad, is_grad_enabled
-from mpgrad.ops.creation import eye, ones_like, zeros, zeros_like
-from mpgrad.ops.shape import reshape
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import eye, ones_like, zeros, zeros_like
+from mpgrad.ops.shapes.shape import reshape
+from mpgrad.recording.graph.grad_modes import enable_grad, is_grad_enabled
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def grad(

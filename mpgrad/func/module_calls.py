@@ -8,8 +8,8 @@ from typing import Any
 
 from mpgrad.nn.batch_norm import BatchNorm
 from mpgrad.nn.module import Module
-from mpgrad.ops.shape import stack
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.shapes.shape import stack
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def functional_call(

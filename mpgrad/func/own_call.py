@@ -11,10 +11,10 @@ import numpy as np
 from mpgrad.autograd.backward import grad as gradients
 from mpgrad.base.thread_state import PerThread
 from mpgrad.func import trees
-from mpgrad.graph.grad_modes import enable_grad, is_grad_enabled
-from mpgrad.ops.creation import from_numpy, tensor, zeros_like
-from mpgrad.tensors.accumulate_grad import AccumulateGrad
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import from_numpy, tensor, zeros_like
+from mpgrad.recording.graph.grad_modes import enable_grad, is_grad_enabled
+from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.recording.tensors.tensor import Tensor
 
 Argnums = int | tuple[int, ...]
 

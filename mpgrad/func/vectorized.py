@@ -7,9 +7,9 @@ from functools import wraps
 from typing import Any
 
 from mpgrad.func import trees
-from mpgrad.ops.indexing import select
-from mpgrad.ops.shape import stack
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.by_index.indexing import select
+from mpgrad.ops.shapes.shape import stack
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def vmap(

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from mpgrad.launch.rank_process import main
+from mpgrad.distributed.launch.rank_process import main
 
 __all__ = ["main"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import mpgrad
 from mpgrad.base import config
-from mpgrad.launch.rank_options import (
+from mpgrad.distributed.launch.rank_options import (
     add_rank_options,
     argument,
     asks_for_ranks,
@@ -145,13 +145,13 @@ def _top(options: argparse.Namespace) -> int:
 
 
 def _run_compat(options: argparse.Namespace) -> int:
-    from mpgrad.launch import script
+    from mpgrad.compat import script
 
     return script.launch_for_torch(options.script, options.arguments)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from mpgrad.launch import script
+    from mpgrad.compat import script
 
     chosen = {
         "is_module": options.module,
@@ -173,7 +173,7 @@ def _run(options: argparse.Namespace) -> int:
             return script.refusal(f"--{name} is for one process: leave out what asks for ranks")
     if options.address is not None:
         return _run_on_ray(options)
-    from mpgrad.launch.ranks import launch_ranks
+    from mpgrad.distributed.launch.ranks import launch_ranks
 
     try:
         ranks = ranks_of(options, processes_of(options.nproc_per_node or 1))
@@ -183,7 +183,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_on_ray(options: argparse.Namespace) -> int:
-    from mpgrad.launch import script
+    from mpgrad.compat import script
 
     if options.nnodes.least < options.nnodes.most or isinstance(options.nproc_per_node, str):
         return script.refusal("--address needs numbers: --nnodes N --nproc-per-node N")
@@ -192,7 +192,7 @@ def _run_on_ray(options: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         return script.refusal(str(error))
     try:
-        from mpgrad.launch.ray_cluster import launch_on_ray
+        from mpgrad.distributed.launch.ray_cluster import launch_on_ray
     except ImportError as error:
         if error.name != "ray":
             raise

@@ -7,8 +7,8 @@ from typing import Any
 from mpgrad.nn import functional as F
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
-from mpgrad.ops.creation import full
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import full
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class _Activation(Module):

@@ -10,10 +10,10 @@ from mpgrad.nn import functional as F
 from mpgrad.nn.containers import ModuleList, Sequential
 from mpgrad.nn.layers import Linear
 from mpgrad.nn.module import Module
-from mpgrad.ops.comparison import logical_and
-from mpgrad.ops.ordering import argsort
-from mpgrad.ops.shape import cat
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.elementwise.comparison import logical_and
+from mpgrad.ops.reductions.ordering import argsort
+from mpgrad.ops.shapes.shape import cat
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class OutputAndLoss(NamedTuple):

@@ -9,8 +9,8 @@ from mpgrad.nn import init
 from mpgrad.nn.layers import Linear
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
-from mpgrad.ops.creation import empty
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import empty
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class MultiheadAttention(Module):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.context import FunctionContext
-from mpgrad.graph.grad_modes import is_grad_enabled
-from mpgrad.graph.node import Node
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.graph.grad_modes import is_grad_enabled
+from mpgrad.recording.graph.node import Node
+from mpgrad.recording.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from mpgrad.nn.module import Module

@@ -10,8 +10,8 @@ from mpgrad.nn import functional as F
 from mpgrad.nn import init
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
-from mpgrad.ops.creation import empty, ones, zeros
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import empty, ones, zeros
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class ChannelNorm(Module):

@@ -9,7 +9,7 @@ from typing import Any
 from mpgrad.nn import functional as F
 from mpgrad.nn.layers import Linear
 from mpgrad.nn.losses import _Loss
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class MultiMarginLoss(_Loss):

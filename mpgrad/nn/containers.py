@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mpgrad.nn.module import Module
-from mpgrad.tensors.of_pytorch import kind_of
+from mpgrad.recording.tensors.of_pytorch import kind_of
 
 
 class _Row(Module):

@@ -7,10 +7,10 @@ from typing import Any
 
 from mpgrad.nn import functional as F
 from mpgrad.nn.layers import Weighted
-from mpgrad.ops.convolution import Pair
-from mpgrad.ops.dimensions import INTEGERS
-from mpgrad.ops.volumes import Triple
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.calling.dimensions import INTEGERS
+from mpgrad.ops.neural.convolution import Pair
+from mpgrad.ops.neural.volumes import Triple
+from mpgrad.recording.tensors.tensor import Tensor
 
 _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 

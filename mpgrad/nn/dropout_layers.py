@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpgrad.nn import functional as F
 from mpgrad.nn.layers import Dropout
 from mpgrad.nn.module import Module
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class Dropout1d(Dropout):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpgrad.graph.grad_modes import no_grad
 from mpgrad.nn import functional as F
 from mpgrad.nn import init
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
-from mpgrad.ops.creation import empty
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import empty
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class Embedding(Module):

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 from mpgrad.base.missing_names import missing_from as _missing_from
-from mpgrad.ops.activation import (
-    elu,
-    gelu,
-    leaky_relu,
-    logsigmoid,
-    relu,
-    silu,
-    softplus,
+from mpgrad.ops.by_index.selection import pad
+from mpgrad.ops.calling.out_argument import publish as _publish
+from mpgrad.ops.elementwise.transcendental import sigmoid, tanh
+from mpgrad.ops.linear_algebra.matrix_products import linear
+from mpgrad.ops.linear_algebra.norms import cosine_similarity, normalize
+from mpgrad.ops.neural.activation import elu, gelu, leaky_relu, logsigmoid, relu, silu, softplus
+from mpgrad.ops.neural.adaptive_pooling import (
+    adaptive_max_pool1d,
+    adaptive_max_pool2d,
+    adaptive_max_pool3d,
+    lp_pool1d,
+    lp_pool2d,
+    lp_pool3d,
+    max_unpool1d,
+    max_unpool2d,
+    max_unpool3d,
 )
-from mpgrad.ops.activation_variants import (
+from mpgrad.ops.neural.channel_dropout import (
+    alpha_dropout,
+    dropout1d,
+    dropout2d,
+    dropout3d,
+    feature_alpha_dropout,
+    gumbel_softmax,
+    rrelu,
+)
+from mpgrad.ops.neural.class_loss import (
+    ctc_loss,
+    linear_cross_entropy,
+    multi_margin_loss,
+    multilabel_margin_loss,
+    triplet_margin_with_distance_loss,
+)
+from mpgrad.ops.neural.composed_activations import (
     celu,
     glu,
     hardshrink,
@@ -28,31 +52,14 @@ from mpgrad.ops.activation_variants import (
     tanhshrink,
     threshold,
 )
-from mpgrad.ops.class_loss import (
-    ctc_loss,
-    linear_cross_entropy,
-    multi_margin_loss,
-    multilabel_margin_loss,
-    triplet_margin_with_distance_loss,
-)
-from mpgrad.ops.convolution import conv2d
-from mpgrad.ops.convolution_variants import conv1d, conv_transpose1d, conv_transpose2d
-from mpgrad.ops.dropout import dropout
-from mpgrad.ops.dropout_variants import (
-    alpha_dropout,
-    dropout1d,
-    dropout2d,
-    dropout3d,
-    feature_alpha_dropout,
-    gumbel_softmax,
-    rrelu,
-)
-from mpgrad.ops.embedding import embedding, one_hot
-from mpgrad.ops.fractional_pooling import fractional_max_pool2d, fractional_max_pool3d
-from mpgrad.ops.grid_sample import affine_grid, grid_sample
-from mpgrad.ops.group_norm import group_norm, instance_norm
-from mpgrad.ops.implied_dim import log_softmax, softmax, softmin
-from mpgrad.ops.in_place_activations import (
+from mpgrad.ops.neural.convolution import conv2d
+from mpgrad.ops.neural.dropout import dropout
+from mpgrad.ops.neural.embedding import embedding, one_hot
+from mpgrad.ops.neural.fractional_pooling import fractional_max_pool2d, fractional_max_pool3d
+from mpgrad.ops.neural.grid_sample import affine_grid, grid_sample
+from mpgrad.ops.neural.group_norm import group_norm, instance_norm
+from mpgrad.ops.neural.implied_dim import log_softmax, softmax, softmin
+from mpgrad.ops.neural.in_place_activations import (
     celu_,
     elu_,
     hardtanh_,
@@ -62,7 +69,7 @@ from mpgrad.ops.in_place_activations import (
     selu_,
     threshold_,
 )
-from mpgrad.ops.interpolation import (
+from mpgrad.ops.neural.interpolation import (
     interpolate,
     pixel_shuffle,
     pixel_unshuffle,
@@ -70,8 +77,9 @@ from mpgrad.ops.interpolation import (
     upsample_bilinear,
     upsample_nearest,
 )
-from mpgrad.ops.linalg import linear
-from mpgrad.ops.loss import (
+from mpgrad.ops.neural.line_convolution import conv1d, conv_transpose1d, conv_transpose2d
+from mpgrad.ops.neural.line_pooling import adaptive_avg_pool1d, avg_pool1d, max_pool1d
+from mpgrad.ops.neural.loss import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
     cross_entropy,
@@ -81,7 +89,7 @@ from mpgrad.ops.loss import (
     nll_loss,
     smooth_l1_loss,
 )
-from mpgrad.ops.margin_loss import (
+from mpgrad.ops.neural.margin_loss import (
     cosine_embedding_loss,
     gaussian_nll_loss,
     hinge_embedding_loss,
@@ -93,30 +101,14 @@ from mpgrad.ops.margin_loss import (
     soft_margin_loss,
     triplet_margin_loss,
 )
-from mpgrad.ops.multi_head_attention import multi_head_attention_forward
-from mpgrad.ops.normalization import batch_norm, layer_norm
-from mpgrad.ops.normalization_variants import local_response_norm, rms_norm
-from mpgrad.ops.norms import cosine_similarity, normalize
-from mpgrad.ops.out_argument import publish as _publish
-from mpgrad.ops.pairings import bilinear, channel_shuffle, embedding_bag, pdist
-from mpgrad.ops.patches import fold, unfold
-from mpgrad.ops.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
-from mpgrad.ops.pooling_kinds import (
-    adaptive_max_pool1d,
-    adaptive_max_pool2d,
-    adaptive_max_pool3d,
-    lp_pool1d,
-    lp_pool2d,
-    lp_pool3d,
-    max_unpool1d,
-    max_unpool2d,
-    max_unpool3d,
-)
-from mpgrad.ops.pooling_variants import adaptive_avg_pool1d, avg_pool1d, max_pool1d
-from mpgrad.ops.scaled_dot_product import scaled_dot_product_attention
-from mpgrad.ops.selection import pad
-from mpgrad.ops.transcendental import sigmoid, tanh
-from mpgrad.ops.volumes import (
+from mpgrad.ops.neural.multi_head_attention import multi_head_attention_forward
+from mpgrad.ops.neural.normalization import batch_norm, layer_norm
+from mpgrad.ops.neural.pairings import bilinear, channel_shuffle, embedding_bag, pdist
+from mpgrad.ops.neural.patches import fold, unfold
+from mpgrad.ops.neural.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from mpgrad.ops.neural.rms_norm import local_response_norm, rms_norm
+from mpgrad.ops.neural.scaled_dot_product import scaled_dot_product_attention
+from mpgrad.ops.neural.volumes import (
     adaptive_avg_pool3d,
     avg_pool3d,
     conv3d,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mpgrad.backends.array_program import TRACING
-from mpgrad.graph.grad_modes import no_grad
-from mpgrad.ops.creation import tensor as new_tensor
-from mpgrad.ops.norms import norm
-from mpgrad.ops.shape import stack
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.arrays.cpu.array_program import TRACING
+from mpgrad.ops.linear_algebra.norms import norm
+from mpgrad.ops.new_tensors.creation import tensor as new_tensor
+from mpgrad.ops.shapes.shape import stack
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: Keeps the factor finite if all gradients are 0 (PyTorch's value).
 _EPSILON = 1e-6

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from mpgrad.base.missing_names import missing_from as _missing_from
-from mpgrad.graph.grad_modes import no_grad
 from mpgrad.nn.init_matrices import dirac_ as dirac_
 from mpgrad.nn.init_matrices import eye_ as eye_
 from mpgrad.nn.init_matrices import orthogonal_ as orthogonal_
 from mpgrad.nn.init_matrices import sparse_ as sparse_
 from mpgrad.nn.init_matrices import trunc_normal_ as trunc_normal_
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: Recommended gains: they keep the variance of a layer's output at that of its input.
 _GAINS = {

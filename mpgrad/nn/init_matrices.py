@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.devices.device_arrays import moved
-from mpgrad.graph.grad_modes import no_grad
+from mpgrad.arrays.cuda.device_arrays import moved
 from mpgrad.ops.generators import numpy_generator
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 @no_grad()

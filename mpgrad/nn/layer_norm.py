@@ -9,9 +9,9 @@ from mpgrad.nn import functional as F
 from mpgrad.nn import init
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
-from mpgrad.ops.creation import empty
-from mpgrad.ops.dimensions import as_tuple
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.calling.dimensions import as_tuple
+from mpgrad.ops.new_tensors.creation import empty
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class LayerNorm(Module):

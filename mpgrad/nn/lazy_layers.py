@@ -17,7 +17,7 @@ from mpgrad.nn.group_norm_layers import InstanceNorm1d, InstanceNorm2d, Instance
 from mpgrad.nn.layers import Linear, Weighted
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import UninitializedBuffer, UninitializedParameter, is_uninitialized
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class _Lazy(Module):

@@ -6,8 +6,8 @@ from typing import Any
 
 from mpgrad.nn import functional as F
 from mpgrad.nn.module import Module
-from mpgrad.ops.loss_reduction import from_older
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.neural.loss_reduction import from_older
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class _Loss(Module):

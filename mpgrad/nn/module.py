@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpgrad.base.html_text import html_table
-from mpgrad.graph.grad_modes import no_grad
 from mpgrad.nn.module_hooks import OF_ALL, HasHooks, HookedCall
 from mpgrad.nn.parameter import Buffer, Parameter
 from mpgrad.nn.state_dicts import HasStateDict
-from mpgrad.ops.creation import empty, empty_like
-from mpgrad.tensors.of_pytorch import kind_of
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import empty, empty_like
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.of_pytorch import kind_of
+from mpgrad.recording.tensors.tensor import Tensor
 
 Self = TypeVar("Self", bound="Module")
 

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from mpgrad.graph.hooks import Hooks, RemovableHandle
 from mpgrad.nn.backward_hooks import WatchedCall, watch_last_node
 from mpgrad.nn.forward_hooks import AfterForward, BeforeForward
+from mpgrad.recording.graph.hooks import Hooks, RemovableHandle
 
 if TYPE_CHECKING:
     from mpgrad.nn.module import Module

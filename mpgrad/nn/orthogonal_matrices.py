@@ -7,16 +7,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mpgrad.graph.grad_modes import no_grad
 from mpgrad.nn.module import Module
 from mpgrad.nn.parametrize import register_parametrization
-from mpgrad.ops.creation import eye
-from mpgrad.ops.matrices import solve
-from mpgrad.ops.matrix_functions import householder_product, matrix_exp
-from mpgrad.ops.packed_factors import geqrf
+from mpgrad.ops.linear_algebra.matrices import solve
+from mpgrad.ops.linear_algebra.matrix_functions import householder_product, matrix_exp
+from mpgrad.ops.linear_algebra.packed_factors import geqrf
+from mpgrad.ops.new_tensors.creation import eye
 from mpgrad.ops.random import randn
-from mpgrad.ops.shape import cat
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.shapes.shape import cat
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 Kind = TypeVar("Kind", bound=Module)
 

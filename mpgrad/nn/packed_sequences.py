@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.ops.creation import as_tensor, full
-from mpgrad.ops.indexing import index_select, split
-from mpgrad.ops.shape import cat, stack, transpose
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.by_index.indexing import index_select, split
+from mpgrad.ops.new_tensors.creation import as_tensor, full
+from mpgrad.ops.shapes.shape import cat, stack, transpose
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class PackedSequence(NamedTuple):

@@ -9,15 +9,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mpgrad.arrays.cuda.device_arrays import usable
 from mpgrad.base.device import CPU, Device
 from mpgrad.base.lazy import attach
 from mpgrad.calls.own_tensors import LIBRARY
-from mpgrad.devices.device_arrays import usable
 from mpgrad.nn.module import Module
-from mpgrad.ops import device_moves
-from mpgrad.ops.shape import unsqueeze
+from mpgrad.ops.new_tensors import device_moves
+from mpgrad.ops.shapes.shape import unsqueeze
 from mpgrad.parallel.maps import map_with_first_buffers, parallel_map, require_equal_parts
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 __all__ = ["DataParallel", "DistributedDataParallel", "Parallel", "gather", "scatter"]  # noqa: F822  (loaded on first use)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from mpgrad.ops.creation import empty, tensor
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import empty, tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class Parameter(Tensor):

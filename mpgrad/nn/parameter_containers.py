@@ -9,7 +9,7 @@ from typing import Any
 
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class _ParameterContainer(Module):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mpgrad.graph.grad_modes import no_grad
-from mpgrad.ops.shape import cat, reshape
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.shapes.shape import cat, reshape
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:

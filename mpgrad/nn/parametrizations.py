@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from mpgrad.graph.grad_modes import no_grad
 from mpgrad.nn.module import Module
 from mpgrad.nn.orthogonal_matrices import orthogonal
 from mpgrad.nn.parametrize import register_parametrization
 from mpgrad.nn.weight_norms import length_along
-from mpgrad.ops.linalg import mv, vdot
-from mpgrad.ops.norms import normalize
+from mpgrad.ops.linear_algebra.matrix_products import mv, vdot
+from mpgrad.ops.linear_algebra.norms import normalize
 from mpgrad.ops.random import randn
-from mpgrad.ops.shape import flatten, movedim
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.shapes.shape import flatten, movedim
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 __all__ = ["orthogonal", "spectral_norm", "weight_norm"]
 

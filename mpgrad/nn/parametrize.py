@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.thread_state import PerThread
-from mpgrad.graph.grad_modes import no_grad
 from mpgrad.nn.containers import ModuleDict, ModuleList
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 __all__ = [
     "ParametrizationList",

@@ -10,8 +10,8 @@ import numpy as np
 from mpgrad.nn import functional as F
 from mpgrad.nn.module import Module
 from mpgrad.nn.pooling_layers import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
-from mpgrad.ops.dimensions import INTEGERS
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.calling.dimensions import INTEGERS
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class MaxPool3d(MaxPool2d):

@@ -6,9 +6,9 @@ from typing import Any
 
 from mpgrad.nn import functional as F
 from mpgrad.nn.module import Module
-from mpgrad.ops.convolution import Pair
-from mpgrad.ops.dimensions import as_tuple
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.calling.dimensions import as_tuple
+from mpgrad.ops.neural.convolution import Pair
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class MaxPool2d(Module):

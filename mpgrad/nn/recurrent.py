@@ -11,11 +11,11 @@ from mpgrad.nn.module import Module
 from mpgrad.nn.packed_sequences import PackedSequence
 from mpgrad.nn.parameter import Parameter
 from mpgrad.nn.recurrent_cells import fill_uniformly
-from mpgrad.ops.creation import empty, zeros
-from mpgrad.ops.indexing import index_select
-from mpgrad.ops.recurrent_layers import recurrent_layer
-from mpgrad.ops.shape import cat, reshape, squeeze, stack, transpose, unsqueeze
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.by_index.indexing import index_select
+from mpgrad.ops.neural.recurrent_layers import recurrent_layer
+from mpgrad.ops.new_tensors.creation import empty, zeros
+from mpgrad.ops.shapes.shape import cat, reshape, squeeze, stack, transpose, unsqueeze
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class _Recurrent(Module):

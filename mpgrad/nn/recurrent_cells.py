@@ -9,9 +9,9 @@ from mpgrad.nn import functional as F
 from mpgrad.nn import init
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter
-from mpgrad.ops.creation import empty, zeros
-from mpgrad.ops.indexing import chunk
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.by_index.indexing import chunk
+from mpgrad.ops.new_tensors.creation import empty, zeros
+from mpgrad.recording.tensors.tensor import Tensor
 
 # A step takes what the input gives, what the hidden state gives, and the states; it returns the new
 # states, first of all the output.

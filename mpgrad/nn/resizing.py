@@ -6,8 +6,8 @@ from typing import Any
 
 from mpgrad.nn import functional as F
 from mpgrad.nn.module import Module
-from mpgrad.ops.dimensions import INTEGERS
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.calling.dimensions import INTEGERS
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class Upsample(Module):

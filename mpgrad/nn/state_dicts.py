@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpgrad.base.size import Size
-from mpgrad.graph.grad_modes import no_grad
-from mpgrad.graph.hooks import Hooks, RemovableHandle
 from mpgrad.nn.parameter import Parameter, is_uninitialized
-from mpgrad.tensors.of_pytorch import is_of_pytorch
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.graph.hooks import Hooks, RemovableHandle
+from mpgrad.recording.tensors.of_pytorch import is_of_pytorch
+from mpgrad.recording.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from mpgrad.nn.module import Module

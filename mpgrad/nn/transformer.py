@@ -15,9 +15,9 @@ from mpgrad.nn.containers import ModuleList
 from mpgrad.nn.layer_norm import LayerNorm
 from mpgrad.nn.layers import Dropout, Linear
 from mpgrad.nn.module import Module
-from mpgrad.ops.creation import full
-from mpgrad.ops.selection import triu
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.by_index.selection import triu
+from mpgrad.ops.new_tensors.creation import full
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def _activation(given: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

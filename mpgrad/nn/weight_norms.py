@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from mpgrad.graph.grad_modes import no_grad
 from mpgrad.nn.forward_hooks import BeforeForward
 from mpgrad.nn.module import Module
 from mpgrad.nn.parameter import Parameter, is_uninitialized
-from mpgrad.ops.linalg import mv
-from mpgrad.ops.norms import norm, normalize
+from mpgrad.ops.linear_algebra.matrix_products import mv
+from mpgrad.ops.linear_algebra.norms import norm, normalize
 from mpgrad.ops.random import randn
-from mpgrad.ops.shape import movedim, reshape
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.shapes.shape import movedim, reshape
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 Kind = TypeVar("Kind", bound=Module)
 

@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
-from mpgrad.ops import (  # noqa: F401
-    activation,
-    activation_variants,
+from mpgrad.ops.by_index import indexing, overwriting, scatter_reductions  # noqa: F401
+from mpgrad.ops.calling import promotion  # noqa: F401
+from mpgrad.ops.elementwise import (  # noqa: F401
     arithmetic,
     bit_patterns,
-    choices,
     complex_numbers,
-    convolution,
-    counting,
-    dropout,
-    embedding,
-    extrema,
-    factorizations,
-    fourier,
-    group_norm,
-    indexing,
-    linalg,
-    linear_systems,
-    loss,
-    lu,
-    matrices,
-    normalization,
-    norms,
-    order_statistics,
-    overwriting,
+    minimum_maximum,
     piecewise,
-    pooling,
-    products,
-    promotion,
-    rearrangements,
-    recurrent_layers,
-    reduction,
     rounding,
-    running_logarithms,
-    scatter_reductions,
-    shape,
-    signs,
+    signs_and_remainders,
     special,
     transcendental,
 )
+from mpgrad.ops.linear_algebra import (  # noqa: F401
+    factorizations,
+    linear_systems,
+    lu,
+    matrices,
+    matrix_products,
+    norms,
+)
+from mpgrad.ops.neural import (  # noqa: F401
+    activation,
+    composed_activations,
+    convolution,
+    dropout,
+    embedding,
+    group_norm,
+    loss,
+    normalization,
+    pooling,
+    recurrent_layers,
+)
+from mpgrad.ops.reductions import (  # noqa: F401
+    counting,
+    extrema,
+    order_statistics,
+    products,
+    reduction,
+    running_logarithms,
+)
+from mpgrad.ops.shapes import shape, windows_and_slices  # noqa: F401
+from mpgrad.ops.signals import fourier  # noqa: F401

@@ -11,35 +11,28 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.backends import cpu_windows, recurrence
-from mpgrad.dispatch import in_place
-from mpgrad.dispatch.operator_call import call
-from mpgrad.ops import (
+from mpgrad.arrays.cpu import cpu_windows, recurrence
+from mpgrad.ops.by_index import indexing, overwriting
+from mpgrad.ops.calling import promotion as _promotion
+from mpgrad.ops.elementwise import (
     arithmetic,
-    choices,
     comparison,
     complex_numbers,
-    convolution,
-    creation,
-    device_moves,
-    extrema,
-    factorizations,
-    indexing,
-    linalg,
-    matrices,
-    overwriting,
-    pooling,
-    products,
-    rearrangements,
+    minimum_maximum,
     rounding,
-    shape,
     transcendental,
 )
-from mpgrad.ops import fourier as fourier_transforms
-from mpgrad.ops import promotion as _promotion
-from mpgrad.ops import reduction as _reduction
-from mpgrad.ops import special as special_functions
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.elementwise import special as special_functions
+from mpgrad.ops.linear_algebra import factorizations, matrices, matrix_products
+from mpgrad.ops.neural import convolution, pooling
+from mpgrad.ops.new_tensors import creation, device_moves
+from mpgrad.ops.reductions import extrema, products
+from mpgrad.ops.reductions import reduction as _reduction
+from mpgrad.ops.shapes import shape, windows_and_slices
+from mpgrad.ops.signals import fourier as fourier_transforms
+from mpgrad.recording.dispatch import in_place
+from mpgrad.recording.dispatch.operator_call import call
+from mpgrad.recording.tensors.tensor import Tensor
 
 Axis = int | tuple[int, ...] | None
 
@@ -48,8 +41,8 @@ subtract = arithmetic.sub
 multiply = arithmetic.mul
 divide = arithmetic.div
 power = arithmetic.pow
-maximum = choices.larger
-minimum = choices.smaller
+maximum = minimum_maximum.larger
+minimum = minimum_maximum.smaller
 remainder = rounding.remainder
 floor_divide = rounding.floored_quotient
 negative = arithmetic.neg
@@ -61,7 +54,7 @@ floor = rounding.floor
 ceil = rounding.ceil
 rint = rounding.rint
 trunc = rounding.trunc
-where = choices.where
+where = minimum_maximum.where
 
 exp = transcendental.exp
 expm1 = transcendental.expm1
@@ -133,11 +126,11 @@ diagonal = indexing.diagonal
 diagonal_scatter = indexing.diagonal_scatter
 scatter_index = indexing.scatter_index
 put_index = overwriting.put_index
-unfold, as_strided = rearrangements.unfold, rearrangements.as_strided
+unfold, as_strided = windows_and_slices.unfold, windows_and_slices.as_strided
 take_along_axis = indexing.take_along_axis
 scatter_along_axis = indexing.scatter_along_axis
 
-matmul = linalg.matmul
+matmul = matrix_products.matmul
 inv = matrices.inv
 solve = matrices.solve
 det = matrices.det
@@ -189,7 +182,7 @@ def blockwise(formula: Any, *operands: Any, axes: tuple[int, ...] | None = None)
 
 
 def getitem(x: Tensor, key: tuple[Any, ...], indices: Sequence[Tensor] = ()) -> Tensor:
-    """``x[key]``, where ``indices`` take the places that ``backends.cpu_indexing.INDEX`` marks."""
+    """``x[key]``, where ``indices`` take the places that ``cpu_indexing.INDEX`` marks."""
     return call(indexing._getitem, x, *indices, key=key)  # type: ignore[no-any-return]
 
 

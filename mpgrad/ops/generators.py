@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from mpgrad.backends.array_program import TRACING
+from mpgrad.arrays.cpu.array_program import TRACING
 from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.device import CPU, Device
 from mpgrad.base.thread_state import PerThread
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from numpy.random import Generator as NumpyGenerator

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends.array_program import value_check
+from mpgrad.arrays.cpu.array_program import value_check
+from mpgrad.arrays.cuda.device_arrays import moved, moved_beside, on_host, on_its_device, usable
 from mpgrad.base.dtype import default_float
 from mpgrad.base.memory_formats import MemoryFormat, preserve_format
-from mpgrad.devices.device_arrays import moved, moved_beside, on_host, on_its_device, usable
-from mpgrad.dispatch.operator_call import call
-from mpgrad.ops.creation import shape_from
+from mpgrad.ops.by_index.overwriting import _bernoulli
+from mpgrad.ops.calling.promotion import stored
 from mpgrad.ops.generators import default_generator, takes_generator
-from mpgrad.ops.overwriting import _bernoulli
-from mpgrad.ops.promotion import stored
-from mpgrad.tensors import storage
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.creation import shape_from
+from mpgrad.recording.dispatch.operator_call import call
+from mpgrad.recording.tensors import storage
+from mpgrad.recording.tensors.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 

@@ -10,7 +10,7 @@ import numpy as np
 from mpgrad.optim.elementwise import ElementwiseOptimizer
 from mpgrad.optim.optimizer import Implementation, ParamGroup
 from mpgrad.optim.scratch import Array
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class Adagrad(ElementwiseOptimizer):

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def check_options(kind: type, options: dict[str, Any]) -> None:

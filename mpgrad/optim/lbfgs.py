@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from mpgrad.autograd.profiling.ranges import ANNOTATION, span
-from mpgrad.graph.grad_modes import enable_grad, no_grad
-from mpgrad.ops.complex_numbers import view_as_real
-from mpgrad.ops.creation import zeros
-from mpgrad.ops.shape import cat
+from mpgrad.ops.elementwise.complex_numbers import view_as_real
+from mpgrad.ops.new_tensors.creation import zeros
+from mpgrad.ops.shapes.shape import cat
 from mpgrad.optim.line_search import Point, strong_wolfe
 from mpgrad.optim.optimizer import Optimizer, ParamGroup
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.graph.grad_modes import enable_grad, no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: Steps along which the gradient has grown by less are not remembered.
 LEAST_CURVATURE = 1e-10

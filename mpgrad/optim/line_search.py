@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: The loss must fall by this share of the decrease that the slope predicts,
 SUFFICIENT_DECREASE = 1e-4

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.devices.device_arrays import device_of, zeros
+from mpgrad.arrays.cuda.device_arrays import device_of, zeros
 from mpgrad.optim.optimizer import Optimizer, ParamGroup
 from mpgrad.optim.scratch import Array
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 

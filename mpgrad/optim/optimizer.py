@@ -9,15 +9,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, TypedDict, Unpack
 
+from mpgrad.arrays.cpu.array_program import TRACING
+from mpgrad.arrays.cuda.device_arrays import on
 from mpgrad.autograd.profiling.ranges import ANNOTATION, span
-from mpgrad.backends.array_program import TRACING
-from mpgrad.devices.device_arrays import on
-from mpgrad.graph.grad_modes import enable_grad
 from mpgrad.optim.checked_options import check_options
 from mpgrad.optim.optimizer_hooks import WithHooks, with_step_hooks
-from mpgrad.tensors import saved_tensor_clones
-from mpgrad.tensors.of_pytorch import kind_of
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.graph.grad_modes import enable_grad
+from mpgrad.recording.tensors import saved_tensor_clones
+from mpgrad.recording.tensors.of_pytorch import kind_of
+from mpgrad.recording.tensors.tensor import Tensor
 
 ParamGroup = dict[str, Any]
 

@@ -8,8 +8,8 @@ from functools import wraps
 from itertools import chain
 from typing import Any
 
-from mpgrad.backends.array_program import TRACING
-from mpgrad.graph.hooks import Hooks, RemovableHandle
+from mpgrad.arrays.cpu.array_program import TRACING
+from mpgrad.recording.graph.hooks import Hooks, RemovableHandle
 
 #: Around the steps of all optimizers.
 _BEFORE_ANY_STEP, _AFTER_ANY_STEP = Hooks(), Hooks()

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import device_of, empty_beside
 from mpgrad.base.device import Device
-from mpgrad.devices.device_arrays import device_of, empty_beside
 
 Array = np.ndarray[Any, Any]
 

@@ -7,10 +7,10 @@ from typing import Unpack
 
 import numpy as np
 
-from mpgrad.devices.device_arrays import copied
+from mpgrad.arrays.cuda.device_arrays import copied
 from mpgrad.optim.optimizer import Implementation, Optimizer, ParamGroup
 from mpgrad.optim.scratch import Array, Scratch
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class SGD(Optimizer):

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from mpgrad.arrays.cpu.array_program import TRACING
+from mpgrad.arrays.cuda.device_arrays import CUDA
 from mpgrad.autograd.profiling.ranges import FUNCTION, WAITING, span
-from mpgrad.backends.array_program import TRACING
 from mpgrad.calls.array_library import ArrayLibrary, draw_seed
 from mpgrad.calls.branch import has_history, record
 from mpgrad.calls.branches import BRANCHES
@@ -20,14 +21,13 @@ from mpgrad.calls.item_generators import Drawn, let_go_on
 from mpgrad.calls.results import load_result
 from mpgrad.calls.travel import Sender, travels
 from mpgrad.calls.unpicklable import why_it_does_not_travel
-from mpgrad.devices.device_arrays import CUDA
 from mpgrad.engine.calls_in_workers import Answered, Chunks, Request
 from mpgrad.engine.engine import current_engine
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.parallel import placing
 from mpgrad.parallel.buffers_of_forks import BuffersOfFork
+from mpgrad.recording.tensors import storage
 from mpgrad.shm.arena import client_arena
-from mpgrad.tensors import storage
 from mpgrad.wire.surroundings import look_around
 
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from mpgrad.base.dtype import DType
+from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.serialization.budget import Budget
-from mpgrad.tensors.tensor import Tensor
 
 #: Tuples that may be inside each other, whether they are keys or not.
 DEPTH_MAX = 1000

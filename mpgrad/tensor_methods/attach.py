@@ -16,52 +16,49 @@ from mpgrad.autograd import variable
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.running import engine_slot
 from mpgrad.base.user_frames import hide_our_frames
-from mpgrad.dispatch import overrides
-from mpgrad.graph.node import Node
-from mpgrad.graph.registry import OPERATORS, Operator
-from mpgrad.ops import (
-    activation,
-    activation_variants,
-    aliases,
+from mpgrad.ops import random
+from mpgrad.ops.by_index import indexing, overwriting, scatter_reductions, scattering, selection
+from mpgrad.ops.calling import aliases, older_forms
+from mpgrad.ops.elementwise import (
     arithmetic,
-    arrangements,
     bit_patterns,
-    choices,
     comparison,
     complex_numbers,
-    counting,
-    extrema,
-    histograms,
-    indexing,
-    interchange,
-    linalg,
-    linear_systems,
-    matrices,
-    matrix_functions,
-    memory_layouts,
-    norms,
-    older_forms,
-    order_statistics,
-    ordering,
-    overwriting,
-    packed_factors,
+    minimum_maximum,
     piecewise,
-    products,
-    quantiles,
-    random,
-    rearrangements,
-    reduction,
     rounding,
-    running_logarithms,
-    scatter_reductions,
-    scattering,
-    selection,
-    shape,
-    short_time_fourier,
-    signs,
+    signs_and_remainders,
     special,
     transcendental,
 )
+from mpgrad.ops.linear_algebra import (
+    linear_systems,
+    matrices,
+    matrix_functions,
+    matrix_products,
+    norms,
+    packed_factors,
+)
+from mpgrad.ops.neural import activation, composed_activations
+from mpgrad.ops.new_tensors import interchange
+from mpgrad.ops.reductions import (
+    counting,
+    extrema,
+    histograms,
+    order_statistics,
+    ordering,
+    products,
+    quantiles,
+    reduction,
+    running_logarithms,
+)
+from mpgrad.ops.shapes import memory_layouts, shape, tiles_and_pairs, windows_and_slices
+from mpgrad.ops.signals import short_time_fourier
+from mpgrad.recording.dispatch import overrides
+from mpgrad.recording.graph.node import Node
+from mpgrad.recording.graph.registry import OPERATORS, Operator
+from mpgrad.recording.tensors.of_pytorch import is_of_pytorch, mixed
+from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.tensor_methods import (
     conversions,
     copies,
@@ -77,8 +74,6 @@ from mpgrad.tensor_methods import (
     storages,
     values,
 )
-from mpgrad.tensors.of_pytorch import is_of_pytorch, mixed
-from mpgrad.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from mpgrad.autograd.backward import Place
@@ -131,7 +126,7 @@ _INFIX: dict[str, Callable[..., Tensor]] = {
     "floordiv": rounding.floor_divide,
     "mod": rounding.remainder,
     "pow": arithmetic.pow,
-    "matmul": linalg.matmul,
+    "matmul": matrix_products.matmul,
     "and": comparison.bitwise_and,
     "or": comparison.bitwise_or,
     "xor": comparison.bitwise_xor,
@@ -237,7 +232,7 @@ def _load_engine() -> None:
 
 def _where(self: Tensor, condition: Any, other: Any) -> Tensor:
     """This tensor where ``condition`` is true, ``other`` elsewhere; all three are broadcast."""
-    return choices.where(condition, self, other)
+    return minimum_maximum.where(condition, self, other)
 
 
 def _view_as(self: Tensor, other: Tensor) -> Tensor:
@@ -285,7 +280,7 @@ def _matrices_transposed(self: Tensor) -> Tensor:
 _FAMILIES: tuple[tuple[Any, str], ...] = (
     (aliases, "asarray chain_matmul range vander"),
     (arithmetic, ""),
-    (choices, "where"),
+    (minimum_maximum, "where"),
     (rounding, ""),
     (comparison, ""),
     (transcendental, ""),
@@ -301,14 +296,14 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (scatter_reductions, ""),
     (ordering, ""),
     (complex_numbers, "complex imag polar real view_as_complex view_as_real"),
-    (linalg, "linear tensordot"),
-    (arrangements, "atleast_1d atleast_2d atleast_3d cartesian_prod cdist"),
+    (matrix_products, "linear tensordot"),
+    (tiles_and_pairs, "atleast_1d atleast_2d atleast_3d cartesian_prod cdist"),
     (matrices, "inv multi_dot solve"),
     (counting, "bucketize isin searchsorted"),
     (piecewise, ""),
     (order_statistics, "std_mean"),
-    (signs, "rsub"),
-    (rearrangements, "block_diag broadcast_shapes column_stack dstack"),
+    (signs_and_remainders, "rsub"),
+    (windows_and_slices, "block_diag broadcast_shapes column_stack dstack"),
     (quantiles, "cumulative_trapezoid trapezoid trapz"),
     (bit_patterns, ""),
     (running_logarithms, ""),
@@ -322,8 +317,8 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "softmax": activation.softmax,
     "bernoulli": random.bernoulli,
     "multinomial": random.multinomial,
-    "prelu": activation_variants.prelu,
-    "hardshrink": activation_variants.hardshrink,
+    "prelu": composed_activations.prelu,
+    "hardshrink": composed_activations.hardshrink,
     "to_dense": _itself,
     "log_softmax": activation.log_softmax,
     "where": _where,

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import usable
 from mpgrad.base.device import Device, as_device
 from mpgrad.base.dtype import default_float
 from mpgrad.base.memory_formats import MemoryFormat, preserve_format
-from mpgrad.devices.device_arrays import usable
-from mpgrad.ops import shape
-from mpgrad.ops.device_moves import to_device
-from mpgrad.ops.promotion import cast
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.calling.promotion import cast
+from mpgrad.ops.new_tensors.device_moves import to_device
+from mpgrad.ops.shapes import shape
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def to(

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import moved, on_host, usable
 from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.thread_state import PerThread
-from mpgrad.devices.device_arrays import moved, on_host, usable
+from mpgrad.recording.tensors import storage
+from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.tensor_methods.storages import UntypedStorage
-from mpgrad.tensors import storage
-from mpgrad.tensors.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import on_host
 from mpgrad.base.dtype import DEFAULTS, DTYPES, default_float
 from mpgrad.base.html_text import escaped, preformatted
-from mpgrad.devices.device_arrays import on_host
+from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.tensor_methods.array_text import OPTIONS, array_text, with_notes
-from mpgrad.tensors.tensor import Tensor
 
 
 def represent(tensor: Tensor) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mpgrad.tensors.lent_versions import LentVersions
-from mpgrad.tensors.storage import INFERENCE
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.lent_versions import LentVersions
+from mpgrad.recording.tensors.storage import INFERENCE
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def detach(self: Tensor) -> Tensor:

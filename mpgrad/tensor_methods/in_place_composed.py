@@ -9,29 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.graph.grad_modes import is_grad_enabled
-from mpgrad.ops import (
+from mpgrad.ops.by_index import scatter_reductions, scattering, selection
+from mpgrad.ops.calling.promotion import check_cast
+from mpgrad.ops.elementwise import (
     arithmetic,
     bit_patterns,
     comparison,
     complex_numbers,
-    linalg,
-    norms,
     piecewise,
-    products,
-    rearrangements,
-    reduction,
-    scatter_reductions,
-    scattering,
-    selection,
-    signs,
+    signs_and_remainders,
     special,
     transcendental,
 )
-from mpgrad.ops.promotion import check_cast
-from mpgrad.ops.shape import clone
+from mpgrad.ops.linear_algebra import matrix_products, norms
+from mpgrad.ops.reductions import products, reduction
+from mpgrad.ops.shapes import windows_and_slices
+from mpgrad.ops.shapes.shape import clone
+from mpgrad.recording.graph.grad_modes import is_grad_enabled
+from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.tensor_methods.in_place_methods import copy_
-from mpgrad.tensors.tensor import Tensor
 
 
 def _composed(
@@ -55,13 +51,13 @@ def _composed(
 
 _FORMS = (
     (arithmetic, "addcmul addcdiv"),
-    (linalg, "addmm baddbmm"),
-    (rearrangements, "put"),
+    (matrix_products, "addmm baddbmm"),
+    (windows_and_slices, "put"),
     (reduction, "cumsum"),
     (scatter_reductions, "index_reduce scatter_reduce"),
     (scattering, "index_add index_copy index_fill masked_scatter scatter scatter_add"),
     (selection, "tril triu"),
-    (signs, "addbmm addmv addr"),
+    (signs_and_remainders, "addbmm addmv addr"),
 )
 #: Functions whose formulas use values; and comparisons, which give the old values no gradient.
 _FORMS_OF_VALUES = (
@@ -72,7 +68,7 @@ _FORMS_OF_VALUES = (
     (comparison, "not_equal greater greater_equal less less_equal"),
     (piecewise, "deg2rad erfc float_power frac hypot logit nan_to_num rad2deg"),
     (products, "cumprod"),
-    (signs, "copysign fmod gcd heaviside lcm ldexp"),
+    (signs_and_remainders, "copysign fmod gcd heaviside lcm ldexp"),
     (transcendental, "xlogy"),
     (special, "digamma erfinv i0 igamma igammac lgamma mvlgamma polygamma sinc"),
 )

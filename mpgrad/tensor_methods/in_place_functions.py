@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """In-place methods of Tensor: ``add_``, ``zero_``, ``+=``, ``x[key] = value`` and so on.
 
-Each is recorded like its out-of-place form (see ``dispatch.in_place``); this file checks the
-operands and names the NumPy function that can write without a copy.
+Each is recorded like its out-of-place form (see ``recording.dispatch.in_place``); this file checks
+the operands and names the NumPy function that can write without a copy.
 """
 
 from __future__ import annotations
@@ -11,17 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends.broadcasting import broadcast_shape
-from mpgrad.devices.device_arrays import on
-from mpgrad.dispatch.in_place import call_in_place, overwrite
-from mpgrad.dispatch.operator_call import namespace_for
-from mpgrad.graph.registry import OPERATORS
+from mpgrad.arrays.cpu.broadcasting import broadcast_shape
+from mpgrad.arrays.cuda.device_arrays import on
 from mpgrad.ops import catalogue as _all_registered  # noqa: F401
-from mpgrad.ops import overwriting
-from mpgrad.ops.arithmetic import div, refuse_subtraction, scaled
-from mpgrad.ops.device_moves import beside, to_device
-from mpgrad.ops.indexing import getitem, selected, split_key
-from mpgrad.ops.promotion import (
+from mpgrad.ops.by_index import overwriting
+from mpgrad.ops.by_index.indexing import getitem, selected, split_key
+from mpgrad.ops.calling.promotion import (
     as_operand,
     as_tensor_operand,
     cast,
@@ -31,9 +26,14 @@ from mpgrad.ops.promotion import (
     stored,
     wrapped,
 )
-from mpgrad.ops.rounding import round as round_values
-from mpgrad.ops.shape import clone, reshape
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.elementwise.arithmetic import div, refuse_subtraction, scaled
+from mpgrad.ops.elementwise.rounding import round as round_values
+from mpgrad.ops.new_tensors.device_moves import beside, to_device
+from mpgrad.ops.shapes.shape import clone, reshape
+from mpgrad.recording.dispatch.in_place import call_in_place, overwrite
+from mpgrad.recording.dispatch.operator_call import namespace_for
+from mpgrad.recording.graph.registry import OPERATORS
+from mpgrad.recording.tensors.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends.array_proxies import ArrayProxy
+from mpgrad.arrays.cpu.array_proxies import ArrayProxy
+from mpgrad.arrays.cuda.device_arrays import address
 from mpgrad.base.memory_formats import (
     MemoryFormat,
     TensorLayout,
@@ -16,9 +17,8 @@ from mpgrad.base.memory_formats import (
     contiguous_format,
     strided,
 )
-from mpgrad.devices.device_arrays import address
-from mpgrad.tensors.tensor import Tensor
-from mpgrad.tensors.view import storage_offset
+from mpgrad.recording.tensors.tensor import Tensor
+from mpgrad.recording.tensors.view import storage_offset
 
 
 def size(self: Tensor, dim: int | None = None) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.ops import creation, memory_layouts
-from mpgrad.ops.typed_tensors import from_data_or_size
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors import creation
+from mpgrad.ops.new_tensors.typed_tensors import from_data_or_size
+from mpgrad.ops.shapes import memory_layouts
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def new(self: Tensor, *args: Any) -> Tensor:

@@ -13,34 +13,31 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import on_host
 from mpgrad.base.device import CPU
-from mpgrad.devices.device_arrays import on_host
-from mpgrad.graph.grad_modes import is_grad_enabled
-from mpgrad.ops import (
+from mpgrad.ops.by_index import indexing, selection
+from mpgrad.ops.calling.dimensions import one_dim
+from mpgrad.ops.calling.promotion import as_tensor_operand
+from mpgrad.ops.elementwise import (
     arithmetic,
-    arrangements,
-    choices,
     comparison,
     complex_numbers,
-    einsum,
-    extrema,
-    factorizations,
-    indexing,
-    joining,
-    linalg,
-    matrices,
-    matrix_norms,
-    ordering,
-    products,
-    reduction,
+    minimum_maximum,
     rounding,
-    selection,
     transcendental,
 )
-from mpgrad.ops import shape as shapes
-from mpgrad.ops.dimensions import one_dim
-from mpgrad.ops.promotion import as_tensor_operand
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.linear_algebra import (
+    einsum,
+    factorizations,
+    matrices,
+    matrix_norms,
+    matrix_products,
+)
+from mpgrad.ops.reductions import extrema, ordering, products, reduction
+from mpgrad.ops.shapes import joining, tiles_and_pairs
+from mpgrad.ops.shapes import shape as shapes
+from mpgrad.recording.graph.grad_modes import is_grad_enabled
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def _of_tensors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -63,8 +60,8 @@ _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
     np.power: arithmetic.pow,
     np.negative: arithmetic.neg,
     np.absolute: arithmetic.abs,
-    np.maximum: choices.larger,
-    np.minimum: choices.smaller,
+    np.maximum: minimum_maximum.larger,
+    np.minimum: minimum_maximum.smaller,
     np.sqrt: arithmetic.sqrt,
     np.square: arithmetic.square,
     np.reciprocal: arithmetic.reciprocal,
@@ -105,7 +102,7 @@ _UFUNCS: dict[np.ufunc, Callable[..., Tensor]] = {
     np.arctanh: transcendental.arctanh,
     np.arctan2: _of_tensors(transcendental.arctan2),
     np.tanh: transcendental.tanh,
-    np.matmul: linalg.matmul,
+    np.matmul: matrix_products.matmul,
 }
 
 #: With NumPy's names and order of arguments; a call with others gets the arrays.
@@ -133,10 +130,10 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.imag: lambda val: complex_numbers.imag(val),
     np.angle: lambda z: complex_numbers.angle(z),
     np.einsum: lambda *operands, optimize=False: einsum.einsum(*operands),
-    np.clip: lambda a, a_min=None, a_max=None, *, min=None, max=None: choices.clamp(
+    np.clip: lambda a, a_min=None, a_max=None, *, min=None, max=None: minimum_maximum.clamp(
         a, a_min if min is None else min, a_max if max is None else max
     ),
-    np.where: lambda condition, *chosen: choices.where(_truth(condition), *chosen),
+    np.where: lambda condition, *chosen: minimum_maximum.where(_truth(condition), *chosen),
     np.dot: lambda a, b: _dot(a, b),
     np.concatenate: lambda arrays, axis=0: (
         shapes.cat([shapes.flatten(as_tensor_operand(a)) for a in arrays])
@@ -156,7 +153,7 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.moveaxis: lambda a, source, destination: shapes.movedim(a, source, destination),
     np.flip: lambda m, axis=None: shapes.flip(m, tuple(range(m.ndim)) if axis is None else axis),
     np.roll: lambda a, shift, axis=None: selection.roll(a, shift, axis),
-    np.tile: lambda A, reps: arrangements.tile(A, reps),
+    np.tile: lambda A, reps: tiles_and_pairs.tile(A, reps),
     np.repeat: lambda a, repeats, axis=None: selection.repeat_interleave(
         a, repeats if isinstance(repeats, int) else _operand(repeats), axis
     ),
@@ -170,10 +167,10 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     ),
     np.tril: lambda m, k=0: selection.tril(m, k),
     np.triu: lambda m, k=0: selection.triu(m, k),
-    np.outer: lambda a, b: linalg.outer(*(shapes.flatten(_operand(x)) for x in (a, b))),
-    np.inner: lambda a, b: linalg.inner(_operand(a), _operand(b)),
-    np.kron: lambda a, b: arrangements.kron(_operand(a), _operand(b)),
-    np.tensordot: lambda a, b, axes=2: linalg.tensordot(_operand(a), _operand(b), axes),
+    np.outer: lambda a, b: matrix_products.outer(*(shapes.flatten(_operand(x)) for x in (a, b))),
+    np.inner: lambda a, b: matrix_products.inner(_operand(a), _operand(b)),
+    np.kron: lambda a, b: tiles_and_pairs.kron(_operand(a), _operand(b)),
+    np.tensordot: lambda a, b, axes=2: matrix_products.tensordot(_operand(a), _operand(b), axes),
     np.linalg.inv: lambda a: matrices.inv(a),
     np.linalg.det: lambda a: matrices.det(a),
     np.linalg.slogdet: lambda a: matrices.slogdet(a),
@@ -226,8 +223,8 @@ def _dot(a: Any, b: Any) -> Tensor:
     if a.ndim == 0 or b.ndim == 0:
         return arithmetic.mul(a, b)
     if a.ndim <= 2 and b.ndim <= 2:
-        return linalg.matmul(a, b)
-    return linalg.tensordot(a, b, ([-1], [-2 if b.ndim > 1 else -1]))
+        return matrix_products.matmul(a, b)
+    return matrix_products.tensordot(a, b, ([-1], [-2 if b.ndim > 1 else -1]))
 
 
 def array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpgrad.devices.device_arrays import on_host
-from mpgrad.dispatch.in_place import call_in_place
-from mpgrad.ops import overwriting, random
+from mpgrad.arrays.cuda.device_arrays import on_host
+from mpgrad.ops import random
+from mpgrad.ops.by_index import overwriting
 from mpgrad.ops.generators import takes_generator
-from mpgrad.tensors import storage
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.dispatch.in_place import call_in_place
+from mpgrad.recording.tensors import storage
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def uniform_(self: Tensor, from_: float = 0.0, to: float = 1.0) -> Tensor:

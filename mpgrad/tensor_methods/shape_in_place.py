@@ -10,16 +10,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from mpgrad.arrays.cuda.device_arrays import on
 from mpgrad.base.memory_formats import MemoryFormat, contiguous_format, preserve_format
-from mpgrad.devices.device_arrays import on
-from mpgrad.dispatch.in_place import check_recordable, refuse_inference_tensor
-from mpgrad.graph.grad_modes import is_grad_enabled, is_inference_mode_enabled, no_grad
-from mpgrad.ops import rearrangements, shape
-from mpgrad.ops.creation import shape_from
+from mpgrad.ops.new_tensors.creation import shape_from
+from mpgrad.ops.shapes import shape, windows_and_slices
+from mpgrad.recording.dispatch.in_place import check_recordable, refuse_inference_tensor
+from mpgrad.recording.graph.grad_modes import is_grad_enabled, is_inference_mode_enabled, no_grad
+from mpgrad.recording.tensors import storage
+from mpgrad.recording.tensors.tensor import Tensor
+from mpgrad.recording.tensors.view import set_history
 from mpgrad.tensor_methods.storages import UntypedStorage
-from mpgrad.tensors import storage
-from mpgrad.tensors.tensor import Tensor
-from mpgrad.tensors.view import set_history
 
 
 def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -119,7 +119,7 @@ def set_(
         size = shape_from((size,))
         steps = _contiguous_steps(size) if stride is None else stride
         with no_grad():
-            source = rearrangements.as_strided(source, size, steps, storage_offset)
+            source = windows_and_slices.as_strided(source, size, steps, storage_offset)
     if source.dtype != self.dtype:
         raise RuntimeError(
             f"Could not set tensor of type {source.dtype} to a tensor of type {self.dtype}"
@@ -140,7 +140,7 @@ METHODS: dict[str, Callable[..., Any]] = {
         f"{name}_": _in_place(getattr(shape, name))
         for name in ("transpose", "t", "squeeze", "unsqueeze")
     },
-    "as_strided_": _in_place(rearrangements.as_strided),
+    "as_strided_": _in_place(windows_and_slices.as_strided),
     "resize_": resize_,
     "resize_as_": resize_as_,
     "set_": set_,

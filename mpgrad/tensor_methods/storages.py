@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import address, on_host
 from mpgrad.base.device import Device
-from mpgrad.devices.device_arrays import address, on_host
-from mpgrad.tensors.refused_reads import refuse_of_client
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.refused_reads import refuse_of_client
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class UntypedStorage:

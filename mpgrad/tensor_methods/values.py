@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.devices.device_arrays import on_host
-from mpgrad.ops import comparison, indexing, shape
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.arrays.cuda.device_arrays import on_host
+from mpgrad.ops.by_index import indexing
+from mpgrad.ops.elementwise import comparison
+from mpgrad.ops.shapes import shape
+from mpgrad.recording.tensors.tensor import Tensor
 
 _has_warned_of_scalar = False
 

@@ -18,7 +18,7 @@ from mpgrad.calls.array_library import PRELOADED, ArrayLibrary
 from mpgrad.calls.branch import Branch
 from mpgrad.calls.call import InputKind, Ran
 from mpgrad.parallel import placing
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.torch import branch_nodes
 from mpgrad.torch.memory import (
     Layout,

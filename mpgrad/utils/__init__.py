@@ -1,4 +1,4 @@
-"""``mg.utils``: PyTorch's names of ``mpgrad.checkpointing`` and ``mpgrad.data``."""
+"""``mg.utils``: PyTorch's names of ``mpgrad.autograd.checkpointing`` and ``mpgrad.data``."""
 
 from __future__ import annotations
 

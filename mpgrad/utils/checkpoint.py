@@ -1,31 +1,39 @@
-"""``mg.utils.checkpoint``: the public names of ``mpgrad.checkpointing``."""
+"""``mg.utils.checkpoint``: the public names of ``mpgrad.autograd.checkpointing``."""
 
 from __future__ import annotations
 
 # Functions return Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
-from mpgrad.checkpointing.checkpointed_call import checkpoint as checkpoint
-from mpgrad.checkpointing.checkpointed_call import checkpoint_sequential as checkpoint_sequential
-from mpgrad.checkpointing.checkpointed_call import noop_context_fn as noop_context_fn
-from mpgrad.checkpointing.device_states import get_device_states as get_device_states
-from mpgrad.checkpointing.device_states import set_device_states as set_device_states
-from mpgrad.checkpointing.recomputation import CheckpointError as CheckpointError
-from mpgrad.checkpointing.recomputation import GraphExecGroup as GraphExecGroup
-from mpgrad.checkpointing.reentrant_checkpoint import CheckpointFunction as CheckpointFunction
-from mpgrad.checkpointing.reentrant_checkpoint import (
+from mpgrad.autograd.checkpointing.checkpointed_call import checkpoint as checkpoint
+from mpgrad.autograd.checkpointing.checkpointed_call import (
+    checkpoint_sequential as checkpoint_sequential,
+)
+from mpgrad.autograd.checkpointing.checkpointed_call import noop_context_fn as noop_context_fn
+from mpgrad.autograd.checkpointing.device_states import get_device_states as get_device_states
+from mpgrad.autograd.checkpointing.device_states import set_device_states as set_device_states
+from mpgrad.autograd.checkpointing.recomputation import CheckpointError as CheckpointError
+from mpgrad.autograd.checkpointing.recomputation import GraphExecGroup as GraphExecGroup
+from mpgrad.autograd.checkpointing.reentrant_checkpoint import (
+    CheckpointFunction as CheckpointFunction,
+)
+from mpgrad.autograd.checkpointing.reentrant_checkpoint import (
     check_backward_validity as check_backward_validity,
 )
-from mpgrad.checkpointing.reentrant_checkpoint import detach_variable as detach_variable
-from mpgrad.checkpointing.selective import CheckpointPolicy as CheckpointPolicy
-from mpgrad.checkpointing.selective import SelectiveCheckpointContext as SelectiveCheckpointContext
-from mpgrad.checkpointing.selective import (
+from mpgrad.autograd.checkpointing.reentrant_checkpoint import detach_variable as detach_variable
+from mpgrad.autograd.checkpointing.selective import CheckpointPolicy as CheckpointPolicy
+from mpgrad.autograd.checkpointing.selective import (
+    SelectiveCheckpointContext as SelectiveCheckpointContext,
+)
+from mpgrad.autograd.checkpointing.selective import (
     create_selective_checkpoint_contexts as create_selective_checkpoint_contexts,
 )
-from mpgrad.checkpointing.settings import (
+from mpgrad.autograd.checkpointing.settings import (
     set_checkpoint_debug_enabled as set_checkpoint_debug_enabled,
 )
-from mpgrad.checkpointing.settings import set_checkpoint_early_stop as set_checkpoint_early_stop
+from mpgrad.autograd.checkpointing.settings import (
+    set_checkpoint_early_stop as set_checkpoint_early_stop,
+)
 
 __all__ = [
     "CheckpointError",

@@ -18,7 +18,7 @@ from mpgrad.base.device import Device
 from mpgrad.base.dtype import DType
 from mpgrad.base.handles import TensorHandle
 from mpgrad.errors import ProtocolError
-from mpgrad.graph.node import InputMetadata
+from mpgrad.recording.graph.node import InputMetadata
 
 
 class SharedArray(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -187,7 +187,7 @@ class Wiring(msgspec.Struct, frozen=True, array_like=True, dict=True):
     passes_on: bool = False
     #: Whether the outputs so far are published before the rule runs.
     publishes: bool = False
-    #: The rule computes only these parts of output 0 (``backends.column_parts``); None: all of it.
+    #: The rule computes only these parts of output 0 (``arrays.cpu.column_parts``); None: all.
     parts: tuple[int, int] | None = None
 
     @functools.cached_property

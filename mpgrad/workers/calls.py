@@ -17,7 +17,7 @@ from mpgrad.calls.branches import BRANCHES, made_again
 from mpgrad.calls.call import BranchCall
 from mpgrad.calls.fork_function import gone
 from mpgrad.calls.packing import call_of, derivative_of
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.wire.packed_texts import unpack_text
 from mpgrad.wire.programs import (
     BranchRule,

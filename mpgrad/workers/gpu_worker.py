@@ -15,15 +15,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mpgrad.backends.matmul_precision import PRECISIONS, matmul
+from mpgrad.arrays.cpu.matmul_precision import PRECISIONS, matmul
+from mpgrad.arrays.cuda.cuda_driver import driver
+from mpgrad.arrays.cuda.device_arrays import CUDA
+from mpgrad.arrays.cuda.device_board import DeviceBoard
+from mpgrad.arrays.cuda.device_link import DeviceLink
+from mpgrad.arrays.cuda.device_memory import DeviceMemory
+from mpgrad.arrays.cuda.device_reader import DeviceReader
+from mpgrad.arrays.cuda.device_roster import ExporterLost
 from mpgrad.base.handles import CLIENT_DEVICE_ARENA, Block
-from mpgrad.devices.cuda_driver import driver
-from mpgrad.devices.device_arrays import CUDA
-from mpgrad.devices.device_board import DeviceBoard
-from mpgrad.devices.device_link import DeviceLink
-from mpgrad.devices.device_memory import DeviceMemory
-from mpgrad.devices.device_reader import DeviceReader
-from mpgrad.devices.device_roster import ExporterLost
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.wire.programs import InlineArray, PackedArray
 from mpgrad.wire.setup import WorkerSetup

@@ -13,7 +13,7 @@ import numpy as np
 from mpgrad.autograd.running.node_loop import Destination, NodeStep, first_slots
 from mpgrad.base.handles import MESSAGE_PART_BYTES, Block, GradientRef
 from mpgrad.errors import ProtocolError
-from mpgrad.graph.node import InputMetadata
+from mpgrad.recording.graph.node import InputMetadata
 from mpgrad.scheduler.events import NodeTaskProgress, OutputEmitted
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.workers.worker_memory import WorkerMemory

@@ -9,17 +9,22 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mpgrad.ops.catalogue  # noqa: F401  (registers every operator)
+from mpgrad.arrays.cpu.column_parts import Parts
 from mpgrad.autograd.functions.function_node import (
     ContextDescription,
     PortableContext,
     run_function_backward,
 )
 from mpgrad.autograd.running.node_loop import Apply, NodeStep
-from mpgrad.backends.column_parts import Parts
-from mpgrad.graph.registry import OPERATORS, Operator
-from mpgrad.shipping.attributes import changed_containers, containers_in, name_set, pack_attributes
-from mpgrad.shipping.loading import Loaded, establish, load_all, load_attributes
-from mpgrad.tensors.refused_reads import REFUSED
+from mpgrad.calls.functions.attributes import (
+    changed_containers,
+    containers_in,
+    name_set,
+    pack_attributes,
+)
+from mpgrad.calls.functions.loading import Loaded, establish, load_all, load_attributes
+from mpgrad.recording.graph.registry import OPERATORS, Operator
+from mpgrad.recording.tensors.refused_reads import REFUSED
 from mpgrad.wire.output_record import (
     CHANGED,
     RUN,

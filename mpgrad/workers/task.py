@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from mpgrad.arrays.cpu.column_parts import join, shape_of
+from mpgrad.arrays.cpu.cpu_backend import CpuBackend
 from mpgrad.autograd.profiling.task_times import pack_times
 from mpgrad.autograd.running.node_loop import NodeStep, run_task
-from mpgrad.backends.column_parts import join, shape_of
-from mpgrad.backends.cpu import CpuBackend
 from mpgrad.base.handles import MESSAGE_PART_BYTES, Block, GradientRef
 from mpgrad.errors import ProtocolError
-from mpgrad.graph.node import InputMetadata
+from mpgrad.recording.graph.node import InputMetadata
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed, OutputEmitted
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.split import parts_of

@@ -11,6 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "mpgrad"
 
+#: The folders of the pure core: what one host decides, and what several decide together.
+PURE = ("scheduler/", "distributed/states/")
+
 
 @dataclass(frozen=True)
 class Import:

@@ -41,7 +41,7 @@ def test_defaults() -> None:
         (config.DEBUG, "2", 2),
         (config.TRACEBACK, "Full", "full"),
         (config.TEST_HOOK, "tests.hooks:hook", "tests.hooks:hook"),
-        (config.CUDA_DRIVER, "CuPy", "mpgrad.devices.cuda_cupy:CupyDriver"),
+        (config.CUDA_DRIVER, "CuPy", "mpgrad.arrays.cuda.cuda_cupy:CupyDriver"),
         (config.CUDA_DRIVER, "drivers.of_mine:Mine", "drivers.of_mine:Mine"),
     ],
 )

@@ -73,7 +73,7 @@ def test_the_stubs_say_what_is_there() -> None:
         "mpgrad.scheduler",
         "mpgrad.autograd",
         "mpgrad.launch.cli",
-        "mpgrad.launch.script",
+        "mpgrad.compat.script",
         "mpgrad.base.config",
         "mpgrad.no_grad",
         pytest.param(
@@ -95,7 +95,7 @@ def test_importing_loads_no_array_library(module: str) -> None:
 def test_a_submodule_does_not_hide_the_name_it_shares() -> None:
     # Such as autograd/backward.py and autograd.backward(...).
     source = (
-        "import mpgrad.tensors.tensor, mpgrad.autograd.backward, mpgrad\n"
+        "import mpgrad.recording.tensors.tensor, mpgrad.autograd.backward, mpgrad\n"
         "print(callable(mpgrad.tensor), callable(mpgrad.autograd.backward))"
     )
     assert run_python(source) == "True True"

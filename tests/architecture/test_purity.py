@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 
 import pytest
-from source_tree import files, tree
+from source_tree import PURE, files, tree
 
 IMPURE_CALLS = frozenset({"id", "hash", "open", "print", "input"})
 SET_MAKERS = frozenset({"set", "frozenset"})
@@ -76,7 +76,7 @@ def _last(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-@pytest.mark.parametrize("file", [file for file in files() if file.startswith("scheduler/")])
+@pytest.mark.parametrize("file", [file for file in files() if file.startswith(PURE)])
 def test_the_scheduler_is_pure(file: str) -> None:
     assert list(impurities(tree(file))) == []
 

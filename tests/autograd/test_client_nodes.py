@@ -11,8 +11,8 @@ from mpgrad.autograd.freezing import client_nodes
 from mpgrad.autograd.freezing.client_nodes import AccumulateNow, ClientNode, HooksAfter, HooksBefore
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink, RetainSink
-from mpgrad.tensors.accumulate_grad import AccumulateGrad
-from mpgrad.tensors.tensor import gradient_edge
+from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.recording.tensors.tensor import gradient_edge
 
 
 def frozen(root: mg.Tensor, *inputs: mg.Tensor) -> FrozenGraph:

@@ -17,11 +17,11 @@ from mpgrad.autograd.function import (
     once_differentiable,
     run_function_backward,
 )
-from mpgrad.dispatch import operator_call as dispatch
-from mpgrad.graph.grad_modes import is_grad_enabled, no_grad
-from mpgrad.graph.node import InputMetadata, Node
-from mpgrad.tensors.accumulate_grad import AccumulateGrad
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.dispatch import operator_call as dispatch
+from mpgrad.recording.graph.grad_modes import is_grad_enabled, no_grad
+from mpgrad.recording.graph.node import InputMetadata, Node
+from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.recording.tensors.tensor import Tensor
 
 if importlib.util.find_spec("mpgrad.tensor_methods"):
     importlib.import_module("mpgrad.tensor_methods")

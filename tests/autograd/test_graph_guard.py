@@ -16,7 +16,7 @@ from mpgrad.autograd.freezing.recurring_graphs import (
     walk,
 )
 from mpgrad.base.generated_code import compiled
-from mpgrad.tensors.tensor import gradient_edge
+from mpgrad.recording.tensors.tensor import gradient_edge
 from tests.random_programs import random_program
 
 

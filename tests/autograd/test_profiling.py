@@ -17,8 +17,8 @@ import mpgrad as mg
 from mpgrad.autograd.profiling.averages import Averages
 from mpgrad.autograd.profiling.function_events import events_of
 from mpgrad.autograd.profiling.ranges import ANNOTATION, NODE, OPERATOR, RUNNING, WAITING, Range
-from mpgrad.dispatch.operator_mode import MODES, OperatorMode
 from mpgrad.profiler import ProfilerAction, profile, record_function, schedule
+from mpgrad.recording.dispatch.operator_mode import MODES, OperatorMode
 
 
 class Twice(mg.Function):

@@ -15,11 +15,11 @@ from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink
 from mpgrad.autograd.freezing.recurring_graphs import NODES_MAX, VARIANTS_MAX, Memory
 from mpgrad.autograd.roots import wanted_grads, wanted_results
-from mpgrad.graph.node import Node
+from mpgrad.recording.graph.node import Node
+from mpgrad.recording.tensors.tensor import gradient_edge
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.split import split_above_us
 from mpgrad.scheduler.tuning import MESSAGE_US, SAMPLES
-from mpgrad.tensors.tensor import gradient_edge
 from tests.random_programs import random_program
 
 

@@ -13,8 +13,8 @@ from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.engine.local import run_local, run_local_until
+from mpgrad.recording.tensors.tensor import gradient_edge
 from mpgrad.scheduler.plan import plan
-from mpgrad.tensors.tensor import gradient_edge
 from simulation.spec_invariants import check_spec
 
 

@@ -26,18 +26,14 @@ from scipy.sparse import linalg
 
 import mpgrad as mg
 from mpgrad.autograd.function import Function, FunctionContext, run_function_backward
-from mpgrad.graph.node import InputMetadata
-from mpgrad.shipping import decision as shipping
-from mpgrad.shipping import loading
-from mpgrad.shipping.attributes import (
-    are_scalars,
-    look_at,
-    pack_attributes,
-)
-from mpgrad.shipping.decision import decide
-from mpgrad.shipping.loading import load
-from mpgrad.shipping.remedies import in_words
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.calls.functions import decision as shipping
+from mpgrad.calls.functions import loading
+from mpgrad.calls.functions.attributes import are_scalars, look_at, pack_attributes
+from mpgrad.calls.functions.decision import decide
+from mpgrad.calls.functions.loading import load
+from mpgrad.calls.functions.remedies import in_words
+from mpgrad.recording.graph.node import InputMetadata
+from mpgrad.recording.tensors.tensor import Tensor
 
 _numbers = itertools.count()
 
@@ -1260,7 +1256,7 @@ class TestTravelling:
             import sys
             import my_tools
             from my_tools import cached, helper
-            from mpgrad.shipping.decision import decide
+            from mpgrad.calls.functions.decision import decide
             SHIFT = 1.0
             @functools.cache
             def own(x): return x + cached(x)
@@ -1278,8 +1274,8 @@ class TestTravelling:
         tools.unlink()
         worker = (
             "import sys, numpy as np\n"
-            "from mpgrad.shipping.loading import load\n"
-            "from mpgrad.tensors.tensor import Tensor\n"
+            "from mpgrad.calls.functions.loading import load\n"
+            "from mpgrad.recording.tensors.tensor import Tensor\n"
             "cls = load(sys.stdin.buffer.read())\n"
             "print(cls.backward(None, Tensor(np.ones(2))).tolist(), 'my_tools' in sys.modules)"
         )

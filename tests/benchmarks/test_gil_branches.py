@@ -18,7 +18,7 @@ from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.running import engine_slot
 from mpgrad.engine.engine import current_engine
 from mpgrad.engine.placement import place
-from mpgrad.tensors.tensor import gradient_edge
+from mpgrad.recording.tensors.tensor import gradient_edge
 from tests.leftovers import is_alive, wait_until
 
 LOOPS = 50

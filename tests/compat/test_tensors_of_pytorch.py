@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.tensors.of_pytorch import MEND, is_of_pytorch, kind_of
+from mpgrad.recording.tensors.of_pytorch import MEND, is_of_pytorch, kind_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

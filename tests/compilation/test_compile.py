@@ -14,12 +14,12 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import nn
-from mpgrad.backends.array_program import ArrayProgram
+from mpgrad.arrays.cpu.array_program import ArrayProgram
 from mpgrad.base.generated_code import compiled
-from mpgrad.compilation import compile as compilation
-from mpgrad.compilation.compile import VARIANTS_MAX
-from mpgrad.compilation.traced_call import OperatorTracer
 from mpgrad.errors import CompilationError, PerformanceWarning
+from mpgrad.func.compilation import compile as compilation
+from mpgrad.func.compilation.compile import VARIANTS_MAX
+from mpgrad.func.compilation.traced_call import OperatorTracer
 from mpgrad.nn import functional as F
 
 

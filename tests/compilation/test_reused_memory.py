@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.backends.cpu import LARGE_BYTES
-from mpgrad.compilation import reused_memory
-from mpgrad.compilation.reused_memory import ReusedMemory
+from mpgrad.arrays.cpu.cpu_backend import LARGE_BYTES
+from mpgrad.func.compilation import reused_memory
+from mpgrad.func.compilation.reused_memory import ReusedMemory
 
 SHAPE = (LARGE_BYTES // 4,)
 

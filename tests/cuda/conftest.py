@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import mpgrad as mg
-from mpgrad.devices import client_devices, cuda_driver, device_arrays
-from mpgrad.devices.cuda_driver import CudaDriver
+from mpgrad.arrays.cuda import client_devices, cuda_driver, device_arrays
+from mpgrad.arrays.cuda.cuda_driver import CudaDriver
 from tests.cuda.fake_driver import TWO_GPUS
 from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.cuda.ipc import skip_or_be_silent
@@ -26,7 +26,7 @@ def driver(request: pytest.FixtureRequest) -> CudaDriver:
     if request.param == "fake":
         return FakeCudaDriver(2)
     pytest.importorskip("cupy")
-    from mpgrad.devices.cuda_cupy import CupyDriver
+    from mpgrad.arrays.cuda.cuda_cupy import CupyDriver
 
     real = CupyDriver()
     if not real.device_count():

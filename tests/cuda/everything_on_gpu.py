@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.devices import cuda_driver
-from mpgrad.devices.device_arrays import on_host
-from mpgrad.ops import creation
+from mpgrad.arrays.cuda import cuda_driver
+from mpgrad.arrays.cuda.device_arrays import on_host
+from mpgrad.ops.new_tensors import creation
+from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.tensor_methods import numpy_functions
-from mpgrad.tensors.tensor import Tensor
 from tests.cuda.ipc import skip_or_be_silent
 from tests.semantics import paired
 

@@ -9,9 +9,9 @@ import functools
 
 import pytest
 
-from mpgrad.devices.cuda_export import Exporter, NotExportable
-from mpgrad.devices.device_link import DeviceLink
-from mpgrad.devices.pair_test import PairTest
+from mpgrad.arrays.cuda.cuda_export import Exporter, NotExportable
+from mpgrad.arrays.cuda.device_link import DeviceLink
+from mpgrad.arrays.cuda.pair_test import PairTest
 from tests.cuda.peer import Peer
 
 _ANSWER = "answer(driver, Importer(driver), 'peer', question).reason"
@@ -21,7 +21,7 @@ _ANSWER = "answer(driver, Importer(driver), 'peer', question).reason"
 def obstacle() -> str:
     """Why CUDA IPC does not work between two processes here; empty if it does, or without a GPU."""
     try:
-        from mpgrad.devices.cuda_cupy import CupyDriver
+        from mpgrad.arrays.cuda.cuda_cupy import CupyDriver
     except ImportError:
         return ""
     driver = CupyDriver()

@@ -20,8 +20,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 _LOOP = """
 import pickle, sys
-from mpgrad.devices.cuda_driver import *
-from mpgrad.devices.cuda_driver import driver as _driver
+from mpgrad.arrays.cuda.cuda_driver import *
+from mpgrad.arrays.cuda.cuda_driver import driver as _driver
 import numpy as np
 driver = _driver()
 names = dict(globals())

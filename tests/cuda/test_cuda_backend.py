@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpgrad.devices import cuda_windows
-from mpgrad.devices.cuda_backend import LINES_MIN, CudaBackend
-from mpgrad.devices.cuda_driver import CudaDriver
-from mpgrad.dispatch.operator_call import cpu
-from mpgrad.dispatch.operator_node import OperatorNode
-from mpgrad.graph.node import Node
+from mpgrad.arrays.cuda import cuda_windows
+from mpgrad.arrays.cuda.cuda_backend import LINES_MIN, CudaBackend
+from mpgrad.arrays.cuda.cuda_driver import CudaDriver
+from mpgrad.recording.dispatch.operator_call import cpu
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.node import Node
 from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.ops.cases import CASES, Case
 from tests.ops.test_namespace import used_by_operators

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from mpgrad.devices import cuda_driver
-from mpgrad.devices.cuda_driver import (
+from mpgrad.arrays.cuda import cuda_driver
+from mpgrad.arrays.cuda.cuda_driver import (
     DEVICE_TO_DEVICE,
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,

@@ -13,14 +13,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mpgrad.devices.cuda_driver import CudaDriver, CudaError
-from mpgrad.devices.cuda_export import Exporter, NotExportable, SegmentOffer
-from mpgrad.devices.cuda_import import Importer
-from mpgrad.devices.device_board import EVENT, DeviceBoard, Row
-from mpgrad.devices.device_link import DeviceLink
-from mpgrad.devices.device_memory import NO_EVENT, DeviceMemory
-from mpgrad.devices.event_ring import EVENTS, EventRing, OpenedEvents
-from mpgrad.devices.segment_pool import SegmentPlace
+from mpgrad.arrays.cuda.cuda_driver import CudaDriver, CudaError
+from mpgrad.arrays.cuda.cuda_export import Exporter, NotExportable, SegmentOffer
+from mpgrad.arrays.cuda.cuda_import import Importer
+from mpgrad.arrays.cuda.device_board import EVENT, DeviceBoard, Row
+from mpgrad.arrays.cuda.device_link import DeviceLink
+from mpgrad.arrays.cuda.device_memory import NO_EVENT, DeviceMemory
+from mpgrad.arrays.cuda.event_ring import EVENTS, EventRing, OpenedEvents
+from mpgrad.arrays.cuda.segment_pool import SegmentPlace
 from mpgrad.errors import InvariantViolated, ProtocolError
 from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.cuda.peer import Peer
@@ -29,10 +29,10 @@ StartPeer = Callable[[], Peer]
 
 IMPORTS = (
     "import os\n"
-    "from mpgrad.devices.cuda_export import *\n"
-    "from mpgrad.devices.cuda_import import *\n"
-    "from mpgrad.devices.event_ring import *\n"
-    "from mpgrad.devices.segment_pool import SegmentPlace as Place"
+    "from mpgrad.arrays.cuda.cuda_export import *\n"
+    "from mpgrad.arrays.cuda.cuda_import import *\n"
+    "from mpgrad.arrays.cuda.event_ring import *\n"
+    "from mpgrad.arrays.cuda.segment_pool import SegmentPlace as Place"
 )
 
 
@@ -253,7 +253,7 @@ def test_streams_of_two_processes_in_order(
     target, place = new_array(driver, exporter, np.zeros(4, np.float32))
     driver.synchronize()
     importer("importer.open(offer)", offer=exporter.offer(place.segment, "w1.1"))
-    importer("from mpgrad.devices.device_board import DeviceBoard")
+    importer("from mpgrad.arrays.cuda.device_board import DeviceBoard")
     importer("board = DeviceBoard.attach(os.open(path, os.O_RDWR))", path=path_of(board))
     importer("events = OpenedEvents(driver, board)")
     stream = driver.stream()

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from mpgrad.devices.cuda_kernels import SOURCES
+from mpgrad.arrays.cuda.cuda_kernels import SOURCES
 from tests.cuda.fake_driver.arrays import ndarray
 from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.cuda.fake_driver.kernels import KERNELS
@@ -60,6 +60,6 @@ def test_cupy_has_every_name_of_the_driver() -> None:
 
 
 def cuda_cupy() -> ModuleType:
-    from mpgrad.devices import cuda_cupy
+    from mpgrad.arrays.cuda import cuda_cupy
 
     return cuda_cupy

@@ -12,15 +12,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from mpgrad.arrays.cuda import device_roster
+from mpgrad.arrays.cuda.cuda_driver import DEVICE_TO_DEVICE, CudaDriver
+from mpgrad.arrays.cuda.device_board import DeviceBoard
+from mpgrad.arrays.cuda.device_link import DeviceLink
+from mpgrad.arrays.cuda.device_memory import DeviceMemory
+from mpgrad.arrays.cuda.device_reader import DeviceReader
+from mpgrad.arrays.cuda.device_roster import ExporterLost
+from mpgrad.arrays.cuda.read_marks import MARKS
 from mpgrad.base.handles import CLIENT_DEVICE_ARENA, WORKER_DEVICE_ARENA, Block, TensorHandle
-from mpgrad.devices import device_roster
-from mpgrad.devices.cuda_driver import DEVICE_TO_DEVICE, CudaDriver
-from mpgrad.devices.device_board import DeviceBoard
-from mpgrad.devices.device_link import DeviceLink
-from mpgrad.devices.device_memory import DeviceMemory
-from mpgrad.devices.device_reader import DeviceReader
-from mpgrad.devices.device_roster import ExporterLost
-from mpgrad.devices.read_marks import MARKS
 from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.cuda.peer import Peer
 
@@ -30,10 +30,10 @@ ELEMENTS = 4 * MIB
 JOIN = f"""
 import os
 from mpgrad.base.handles import Block, TensorHandle
-from mpgrad.devices.device_board import DeviceBoard
-from mpgrad.devices.device_link import DeviceLink
-from mpgrad.devices.device_memory import DeviceMemory
-from mpgrad.devices.device_reader import DeviceReader
+from mpgrad.arrays.cuda.device_board import DeviceBoard
+from mpgrad.arrays.cuda.device_link import DeviceLink
+from mpgrad.arrays.cuda.device_memory import DeviceMemory
+from mpgrad.arrays.cuda.device_reader import DeviceReader
 board = DeviceBoard.attach(os.open(f"/proc/{os.getpid()}/fd/{{fd}}", os.O_RDWR))
 memory = DeviceMemory(driver, arena, 0)
 driver.set_allocator(memory.exporter.allocate)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.backends.matmul_precision import DEFAULT_MATH, TF32_MATH, matmul
-from mpgrad.devices import cuda_driver, device_arrays
+from mpgrad.arrays.cpu.matmul_precision import DEFAULT_MATH, TF32_MATH, matmul
+from mpgrad.arrays.cuda import cuda_driver, device_arrays
 from mpgrad.nn import parallel
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 from tests.cuda.fake_driver import TWO_GPUS
 
 # ---------------------------------------------------------------------- mg.cuda

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.devices import device_arrays
+from mpgrad.arrays.cuda import device_arrays
 from mpgrad.nn import functional
-from mpgrad.tensors.storage import is_exclusive
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.storage import is_exclusive
+from mpgrad.recording.tensors.tensor import Tensor
 from tests.cuda.conftest import forget_driver
 from tests.cuda.fake_driver import NO_GPUS, TWO_GPUS
 from tests.ops.cases import CASES, Case

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from mpgrad.devices.cuda_driver import DEVICE_TO_DEVICE, HOST_TO_DEVICE, CudaError
+from mpgrad.arrays.cuda.cuda_driver import DEVICE_TO_DEVICE, HOST_TO_DEVICE, CudaError
 from tests.cuda.conftest import Peer
 from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.cuda.fake_driver.streams import Operation

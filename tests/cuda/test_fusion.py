@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpgrad.devices.cuda_backend import SPLIT_SUM_MIN, CudaBackend, _last_and_first
-from mpgrad.devices.cuda_driver import CudaDriver
-from mpgrad.graph.registry import OPERATORS
-from mpgrad.ops import activation, group_norm, normalization, transcendental  # noqa: F401
+from mpgrad.arrays.cuda.cuda_backend import SPLIT_SUM_MIN, CudaBackend, _last_and_first
+from mpgrad.arrays.cuda.cuda_driver import CudaDriver
+from mpgrad.ops.elementwise import transcendental  # noqa: F401
+from mpgrad.ops.neural import activation, group_norm, normalization
+from mpgrad.recording.graph.registry import OPERATORS
 from tests.cuda.fake_driver.driver import FakeCudaDriver
 
 ELEMENTWISE = sorted(name for name, operator in OPERATORS.items() if operator.elementwise)

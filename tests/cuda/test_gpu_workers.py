@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.devices import cuda_driver
+from mpgrad.arrays.cuda import cuda_driver
 from tests.process.test_gpus import (  # noqa: F401
     engine,
     gpus_of,

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from mpgrad.backends import cpu_windows
-from mpgrad.backends.cpu import CpuBackend
-from mpgrad.devices.cuda_kernels import SOURCES, KernelSource
+from mpgrad.arrays.cpu import cpu_windows
+from mpgrad.arrays.cpu.cpu_backend import CpuBackend
+from mpgrad.arrays.cuda.cuda_kernels import SOURCES, KernelSource
 from tests.cuda.fake_driver.kernels import KERNELS
 
 #: What T stands for: by the end of a function's name.

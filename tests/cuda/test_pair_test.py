@@ -8,21 +8,21 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mpgrad.devices import pinned_arena
-from mpgrad.devices.cuda_driver import CudaDriver
-from mpgrad.devices.cuda_export import Exporter, NotExportable
-from mpgrad.devices.pair_test import PairTest
-from mpgrad.devices.pinned_arena import PinnedArena
+from mpgrad.arrays.cuda import pinned_arena
+from mpgrad.arrays.cuda.cuda_driver import CudaDriver
+from mpgrad.arrays.cuda.cuda_export import Exporter, NotExportable
+from mpgrad.arrays.cuda.pair_test import PairTest
+from mpgrad.arrays.cuda.pinned_arena import PinnedArena
 from mpgrad.errors import ProtocolError, SharedMemoryExhausted
 from mpgrad.shm.segment import Segment
 from tests.cuda.fake_driver.driver import FakeCudaDriver
 from tests.cuda.peer import Peer
 
 IMPORTS = (
-    "from mpgrad.devices.cuda_import import Importer\n"
-    "from mpgrad.devices.pair_test import *\n"
-    "from mpgrad.devices.cuda_export import SegmentOffer\n"
-    "from mpgrad.devices.segment_pool import SegmentPlace as Place"
+    "from mpgrad.arrays.cuda.cuda_import import Importer\n"
+    "from mpgrad.arrays.cuda.pair_test import *\n"
+    "from mpgrad.arrays.cuda.cuda_export import SegmentOffer\n"
+    "from mpgrad.arrays.cuda.segment_pool import SegmentPlace as Place"
 )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.devices.device_arrays import CUDA
+from mpgrad.arrays.cuda.device_arrays import CUDA
 from tests.cuda.conftest import forget_driver
 from tests.cuda.fake_driver import NO_GPUS
 

@@ -15,13 +15,13 @@ import mpgrad as mg
 import mpgrad.distributed as dist
 from mpgrad import nn
 from mpgrad.distributed.algorithms.ddp_comm_hooks import default_hooks
+from mpgrad.distributed.carrier import zeromq_carrier
 from mpgrad.distributed.futures import Future, collect_all
 from mpgrad.nn.parallel import DistributedDataParallel
 from mpgrad.utils.checkpoint import checkpoint
-from mpgrad.wire import zeromq
 from tests.distributed.cases_of_ranks import error_of, run
 
-zeromq.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
+zeromq_carrier.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
 dist.init_process_group()
 RANK, RANKS = dist.get_rank(), dist.get_world_size()
 #: Bytes of a bucket, so few that each holds one or two gradients.

@@ -13,8 +13,8 @@ import mpgrad as mg
 import mpgrad.distributed.autograd as dist_autograd
 import mpgrad.distributed.rpc as rpc
 from mpgrad import nn
+from mpgrad.distributed.carrier import zeromq_carrier
 from mpgrad.distributed.rpc import RRef
-from mpgrad.wire import zeromq
 from tests.distributed.cases_of_ranks import run
 from tests.leftovers import wait_until
 
@@ -296,7 +296,7 @@ CASES = [function for name, function in list(globals().items()) if name.startswi
 
 
 def main():
-    zeromq.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
+    zeromq_carrier.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
     mg.set_engine(mg.Engine(os.environ.get("CASES_MODE", "local"), cpu_workers=1))
     rpc.init_rpc(f"worker{RANK}")
     run(CASES)

@@ -9,10 +9,10 @@ from datetime import timedelta
 
 import mpgrad as mg
 import mpgrad.distributed as dist
-from mpgrad.wire import zeromq
+from mpgrad.distributed.carrier import zeromq_carrier
 from tests.distributed.cases_of_ranks import error_of, run
 
-zeromq.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
+zeromq_carrier.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
 dist.init_process_group()
 RANK, RANKS = dist.get_rank(), dist.get_world_size()
 #: Rank 2 of the world is rank 1 of it.

@@ -14,10 +14,10 @@ import mpgrad.distributed as dist
 import mpgrad.distributed.autograd as dist_autograd
 import mpgrad.distributed.rpc as rpc
 from mpgrad import nn
+from mpgrad.distributed.carrier import zeromq_carrier
 from mpgrad.distributed.nn import RemoteModule
 from mpgrad.distributed.optim import DistributedOptimizer
 from mpgrad.nn.parallel import DistributedDataParallel
-from mpgrad.wire import zeromq
 from tests.distributed.cases_of_ranks import error_of, run
 
 RANK = int(os.environ["RANK"])
@@ -165,7 +165,7 @@ def called(remote, x):
 
 
 def main() -> None:
-    zeromq.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
+    zeromq_carrier.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
     if TRAINS:
         where = f"tcp://127.0.0.1:{sys.argv[1]}"
         dist.init_process_group("gloo", where, rank=RANK, world_size=2)

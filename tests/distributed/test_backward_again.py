@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpgrad.launch.group_setup import reserved_port
+from mpgrad.distributed.launch.group_setup import reserved_port
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_rejoin import BOTH, HEAD
 from tests.leftovers import Leftovers, left_since

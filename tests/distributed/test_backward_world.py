@@ -13,13 +13,13 @@ from mpgrad.distributed.autograd import dist_engine
 from mpgrad.distributed.autograd.contexts import Contexts
 from mpgrad.distributed.autograd.local_part import LocalPart
 from mpgrad.distributed.autograd.upstream_walk import UpstreamWalk
-from mpgrad.graph import node
-from mpgrad.scheduler.hosts import pass_state
-from mpgrad.scheduler.hosts.context_state import ReleasedContexts
-from mpgrad.scheduler.hosts.marking import AnswerHost, AskHost, Marking
-from mpgrad.scheduler.hosts.pass_state import PassState
-from mpgrad.scheduler.hosts.upstream import KnownUpstream, Upstream, upstream_of
-from mpgrad.tensors.tensor import gradient_edge
+from mpgrad.distributed.states import pass_state
+from mpgrad.distributed.states.context_state import ReleasedContexts
+from mpgrad.distributed.states.marking import AnswerHost, AskHost, Marking
+from mpgrad.distributed.states.pass_state import PassState
+from mpgrad.distributed.states.upstream import KnownUpstream, Upstream, upstream_of
+from mpgrad.recording.graph import node
+from mpgrad.recording.tensors.tensor import gradient_edge
 from simulation.backward_world import BackwardWorld, BackwardWorldFailure
 
 
@@ -146,7 +146,7 @@ def test_planted_bugs_are_found(plant: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_long_question_is_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpgrad.scheduler.hosts.marking.SLOTS_MAX", 2)
+    monkeypatch.setattr("mpgrad.distributed.states.marking.SLOTS_MAX", 2)
     marking = Marking(is_root=True)
     asks = marking.begin({1: [(7, 0), (7, 1), (8, 0)]})
     assert asks == [AskHost(1, 0, ((7, 0), (7, 1))), AskHost(1, 1, ((8, 0),))]
@@ -204,7 +204,7 @@ def test_nothing_is_told_twice() -> None:
 
 
 def test_what_names_too_much_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpgrad.scheduler.hosts.upstream.NAMED_MAX", 3)
+    monkeypatch.setattr("mpgrad.distributed.states.upstream.NAMED_MAX", 3)
     known = KnownUpstream()
     known.add(Upstream(5, (((0, 1), ((1 << MANY, 0), (1 << MANY, 1))),)))
     assert known.untold(1, 5) == ()
@@ -216,7 +216,7 @@ def test_what_names_too_much_is_not_told(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_more_marks_than_a_message_takes_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpgrad.scheduler.hosts.upstream.SLOTS_MAX", 1)
+    monkeypatch.setattr("mpgrad.distributed.states.upstream.SLOTS_MAX", 1)
     known = KnownUpstream()
     known.add(upstream_of(5, [(), ()]))
     assert known.marks([(5, 0)]) == {0: [(5, 0)]}
@@ -271,7 +271,7 @@ def test_a_released_context_is_not_revived() -> None:
 
 
 def test_tombstones_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpgrad.scheduler.hosts.context_state.TOMBSTONES_MAX", 2)
+    monkeypatch.setattr("mpgrad.distributed.states.context_state.TOMBSTONES_MAX", 2)
     released = ReleasedContexts()
     for number in range(3):
         released.add(number)

@@ -22,9 +22,9 @@ import mpgrad as mg
 import mpgrad.distributed.autograd as dist_autograd
 import mpgrad.distributed.rpc as rpc
 from mpgrad import nn
-from mpgrad.wire import zeromq
+from mpgrad.distributed.carrier import zeromq_carrier
 
-zeromq.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
+zeromq_carrier.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
 HOSTS = int(os.environ["WORLD_SIZE"])
 hooks = []
 
@@ -75,9 +75,9 @@ import os, signal, threading
 import mpgrad as mg
 import mpgrad.distributed.autograd as dist_autograd
 import mpgrad.distributed.rpc as rpc
-from mpgrad.wire import zeromq
+from mpgrad.distributed.carrier import zeromq_carrier
 
-zeromq.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
+zeromq_carrier.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
 weight = mg.ones(3, requires_grad=True)
 
 def die(grad):

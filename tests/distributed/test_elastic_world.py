@@ -6,16 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from mpgrad.distributed.carrier.contract import CarrierEvent, HostArrival
 from mpgrad.distributed.generation import Generation
 from mpgrad.distributed.group_member import GroupMember
 from mpgrad.distributed.rendezvous import RendezvousGuest
-from mpgrad.scheduler.hosts.host_membership import (
-    HostJoined,
-    Participant,
-    Rendezvous,
-    newest,
-)
-from mpgrad.wire.host_carrier import CarrierEvent, HostArrival
+from mpgrad.distributed.states.host_membership import HostJoined, Participant, Rendezvous, newest
 from simulation.elastic_world import ElasticWorld, ElasticWorldFailure
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from mpgrad.distributed.group_member import GroupMember
 from mpgrad.distributed.operation import Operation
-from mpgrad.scheduler.hosts import reduction_tree
-from mpgrad.scheduler.hosts.collective_state import CollectiveState
-from mpgrad.scheduler.hosts.host_membership import HostMembership
+from mpgrad.distributed.states import reduction_tree
+from mpgrad.distributed.states.collective_state import CollectiveState
+from mpgrad.distributed.states.host_membership import HostMembership
 from simulation.host_world import HostWorld, HostWorldFailure
 
 
@@ -76,7 +76,7 @@ def nobody_says_farewell(patch: pytest.MonkeyPatch) -> None:
 
 
 def farewells_do_not_name_the_dead(patch: pytest.MonkeyPatch) -> None:
-    from mpgrad.wire.hosts import Farewell
+    from mpgrad.distributed.carrier.messages import Farewell
 
     patch.setattr(GroupMember, "_farewell", lambda self: Farewell())
 

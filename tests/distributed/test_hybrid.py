@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpgrad.launch.group_setup import reserved_port
+from mpgrad.distributed.launch.group_setup import reserved_port
 from tests.distributed.ranks import Ran, run_ranks
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

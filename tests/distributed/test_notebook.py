@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpgrad.launch.group_setup import reserved_port
+from mpgrad.distributed.launch.group_setup import reserved_port
 from tests.distributed.ranks import HANGS_S, ROOT, rank_environment
 from tests.python_path import path_to
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from mpgrad.distributed.carrier.contract import CarrierEvent, HostArrival
+from mpgrad.distributed.carrier.messages import Assignment
 from mpgrad.distributed.hosts_of_job import FirstHost, OtherHost
-from mpgrad.scheduler.hosts.host_membership import HostJoined
-from mpgrad.scheduler.hosts.rank_placement import AssignRanks, PlacementAnswer, RankPlacement
-from mpgrad.wire.host_carrier import CarrierEvent, HostArrival
-from mpgrad.wire.hosts import Assignment
+from mpgrad.distributed.states.host_membership import HostJoined
+from mpgrad.distributed.states.rank_placement import AssignRanks, PlacementAnswer, RankPlacement
 from simulation.placement_world import PlacementWorld, PlacementWorldFailure
 
 

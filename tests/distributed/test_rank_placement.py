@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mpgrad.scheduler.hosts.host_membership import (
+from mpgrad.distributed.states.host_membership import (
     HostGone,
     HostJoined,
     Participant,
     RefuseHost,
     RendezvousExpired,
 )
-from mpgrad.scheduler.hosts.rank_placement import (
+from mpgrad.distributed.states.rank_placement import (
     ANY,
     AssignRanks,
     DismissHost,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mpgrad.scheduler.hosts import collective_steps as other
-from mpgrad.scheduler.hosts.collective_state import CollectiveState, SegmentsArrived
-from mpgrad.scheduler.hosts.reduction_tree import (
+from mpgrad.distributed.states import collective_steps as other
+from mpgrad.distributed.states.collective_state import CollectiveState, SegmentsArrived
+from mpgrad.distributed.states.reduction_tree import (
     Group,
     Receive,
     Send,

@@ -10,8 +10,8 @@ from mpgrad.distributed.autograd.dist_engine import DistEngine
 from mpgrad.distributed.autograd.local_part import LocalPart
 from mpgrad.distributed.rpc.own_calls import OwnCalls
 from mpgrad.distributed.rpc.service import RpcService
-from mpgrad.scheduler.hosts.context_state import ContextState
-from mpgrad.scheduler.hosts.pass_state import (
+from mpgrad.distributed.states.context_state import ContextState
+from mpgrad.distributed.states.pass_state import (
     BackwardBegun,
     PartDone,
     PartRequested,

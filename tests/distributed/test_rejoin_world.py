@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from mpgrad.distributed.carrier.contract import HostArrival
+from mpgrad.distributed.carrier.messages import ForkHeld, ForkReleased, Roster
 from mpgrad.distributed.generation import Generation
 from mpgrad.distributed.rendezvous import read
 from mpgrad.distributed.rpc.own_calls import OwnCalls
 from mpgrad.distributed.rpc.references import Home, References
 from mpgrad.distributed.rpc.service import RpcService
-from mpgrad.errors import HostLost
-from mpgrad.scheduler.hosts.host_membership import (
+from mpgrad.distributed.states.host_membership import (
     HostGone,
     HostJoined,
     HostMembership,
@@ -25,8 +26,8 @@ from mpgrad.scheduler.hosts.host_membership import (
     SayFarewell,
     SendRoster,
 )
-from mpgrad.scheduler.hosts.idle_rounds import AnswerAll, IdleRounds, RankGone, RankReported
-from mpgrad.scheduler.hosts.incarnations import (
+from mpgrad.distributed.states.idle_rounds import AnswerAll, IdleRounds, RankGone, RankReported
+from mpgrad.distributed.states.incarnations import (
     INCARNATIONS_MAX,
     REPLACED,
     AdmitMember,
@@ -37,7 +38,7 @@ from mpgrad.scheduler.hosts.incarnations import (
     first_number,
     number_of,
 )
-from mpgrad.scheduler.hosts.pending_calls import (
+from mpgrad.distributed.states.pending_calls import (
     CallAnswered,
     CalleeGone,
     CalleeReturned,
@@ -48,9 +49,8 @@ from mpgrad.scheduler.hosts.pending_calls import (
     TakeAnswer,
     TimePassed,
 )
-from mpgrad.scheduler.hosts.remote_values import ForkAdded
-from mpgrad.wire.host_carrier import HostArrival
-from mpgrad.wire.hosts import ForkHeld, ForkReleased, Roster
+from mpgrad.distributed.states.remote_values import ForkAdded
+from mpgrad.errors import HostLost
 from simulation.rejoin_world import RejoinWorld, RejoinWorldFailure
 
 
@@ -169,7 +169,7 @@ def a_report_of_the_dead_counts(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_idle_round_is_enough(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("mpgrad.scheduler.hosts.idle_rounds.ROUNDS", 1)
+    patch.setattr("mpgrad.distributed.states.idle_rounds.ROUNDS", 1)
 
 
 @pytest.mark.slow

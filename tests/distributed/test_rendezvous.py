@@ -19,6 +19,9 @@ import pytest
 import zmq
 
 from mpgrad.distributed import rendezvous
+from mpgrad.distributed.carrier.contract import HostArrival, HostDisconnected
+from mpgrad.distributed.carrier.messages import Join, encode_head
+from mpgrad.distributed.carrier.zeromq_carrier import ZmqHostCarrier
 from mpgrad.distributed.generation import Generation
 from mpgrad.distributed.group_member import GroupTable
 from mpgrad.distributed.member_thread import MemberThread
@@ -32,8 +35,7 @@ from mpgrad.distributed.rendezvous import (
     read,
     versions_of_this_process,
 )
-from mpgrad.errors import CollectiveTimeout, HostLost, RendezvousTimeout
-from mpgrad.scheduler.hosts.host_membership import (
+from mpgrad.distributed.states.host_membership import (
     HostGone,
     HostJoined,
     Participant,
@@ -42,9 +44,7 @@ from mpgrad.scheduler.hosts.host_membership import (
     Rendezvous,
     SendRoster,
 )
-from mpgrad.wire.host_carrier import HostArrival, HostDisconnected
-from mpgrad.wire.hosts import Join, encode_head
-from mpgrad.wire.zeromq import ZmqHostCarrier
+from mpgrad.errors import CollectiveTimeout, HostLost, RendezvousTimeout
 from tests.leftovers import wait_until
 
 KEY = hashlib.blake2b(b"the group", digest_size=32).digest()

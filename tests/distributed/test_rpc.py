@@ -13,12 +13,20 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
+from mpgrad.distributed.carrier.messages import (
+    Call,
+    CallEnded,
+    Farewell,
+    RpcReady,
+    decode_head,
+    encode_head,
+)
 from mpgrad.distributed.group_member import GroupMember
 from mpgrad.distributed.operation import Operation
 from mpgrad.distributed.rpc.call_pickles import packed, unpacked
 from mpgrad.distributed.rpc.service import RpcService
-from mpgrad.scheduler.hosts.reduction_tree import Send
-from mpgrad.scheduler.hosts.remote_values import (
+from mpgrad.distributed.states.reduction_tree import Send
+from mpgrad.distributed.states.remote_values import (
     ConfirmFork,
     DropValue,
     ForkAdded,
@@ -26,7 +34,6 @@ from mpgrad.scheduler.hosts.remote_values import (
     HolderGone,
     RemoteValues,
 )
-from mpgrad.wire.hosts import Call, CallEnded, Farewell, RpcReady, decode_head, encode_head
 from tests.distributed.ranks import Ran, run_ranks
 from tests.leftovers import wait_until
 

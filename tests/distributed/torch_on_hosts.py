@@ -27,8 +27,8 @@ import mpgrad.distributed.rpc as rpc
 from conformance import harness
 from conformance.stand_in import torch_stands_for_mpgrad
 from mpgrad.distributed import futures
+from mpgrad.distributed.carrier import zeromq_carrier
 from mpgrad.distributed.rpc.current_service import current
-from mpgrad.wire import zeromq
 from tests.leftovers import wait_until
 
 RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -206,7 +206,7 @@ def end_of_group() -> None:
 
 
 def main(folder: Path, names: list[str], how: str) -> None:
-    zeromq.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
+    zeromq_carrier.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
     given = given_in(Path.cwd(), how)
     with torch_stands_for_mpgrad(given), mg.Engine("local"):
         files = {FILES[name.partition(".")[0]] for name in names}

@@ -295,7 +295,7 @@ def test_gradients_of_draws_are_those_of_the_mean(name: str, expected: list[np.n
 @pytest.mark.parametrize("shape", [1e-3, 0.3, 1.0, 4.0, 80.0, 2e4])
 def test_the_slope_of_a_gamma_draw_is_that_of_its_quantile(shape: float) -> None:
     special = pytest.importorskip("scipy.special")
-    from mpgrad.backends.special_functions import gamma_slope
+    from mpgrad.arrays.cpu.special_functions import gamma_slope
 
     chances = np.array([0.05, 0.3, 0.6, 0.95])
     drawn = special.gammaincinv(shape, chances)

@@ -29,6 +29,7 @@ from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import place
 from mpgrad.engine.preparation import Preparation, Ready
 from mpgrad.engine.session import Session
+from mpgrad.recording.tensors.tensor import gradient_edge
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.plan import plan
@@ -41,7 +42,6 @@ from mpgrad.scheduler.tuning import (
     TRIAL_SHARE,
     measured_message_us,
 )
-from mpgrad.tensors.tensor import gradient_edge
 
 
 class Slow(mg.Function):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mpgrad.calls.functions.decision import ShippedCode
 from mpgrad.engine import handover
-from mpgrad.shipping.decision import ShippedCode
 
 
 def test_code_that_is_packed_again_and_again_does_not_fill_the_arena(

@@ -18,12 +18,12 @@ from mpgrad.autograd.freezing.recurring_graphs import Memory
 from mpgrad.autograd.profiling.task_times import pack_times
 from mpgrad.engine.learning import learn, teach, that_ran, wants_times
 from mpgrad.nn.functional import conv2d
+from mpgrad.recording.tensors.tensor import gradient_edge
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.instructions import CompleteGraph
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Member
 from mpgrad.scheduler.tuning import FLOPS_PER_US, SURPRISE_MAX
-from mpgrad.tensors.tensor import gradient_edge
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ import mpgrad as mg
 from mpgrad.autograd.freezing import freeze as freezing
 from mpgrad.engine import local
 from mpgrad.engine.local import claim
+from mpgrad.recording.tensors import storage
 from mpgrad.scheduler.tuning import SAMPLES
 from mpgrad.shm.arena import client_arena
-from mpgrad.tensors import storage
 
 
 @pytest.fixture(autouse=True)

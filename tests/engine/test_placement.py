@@ -17,10 +17,10 @@ from mpgrad.engine import placement
 from mpgrad.engine.choice import Experience, predict, too_small
 from mpgrad.engine.placement import place
 from mpgrad.errors import PerformanceWarning
+from mpgrad.recording.tensors.tensor import gradient_edge
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.tuning import MESSAGE_US
-from mpgrad.tensors.tensor import gradient_edge
 
 
 class Camera:

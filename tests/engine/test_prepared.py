@@ -15,10 +15,10 @@ from mpgrad.autograd.freezing.recurring_graphs import ENGINES_MAX, Memory
 from mpgrad.engine.handover import Handover
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.preparation import Preparation, PreparedGraph, wiring_of
-from mpgrad.graph.node import Node
+from mpgrad.recording.graph.node import Node
+from mpgrad.recording.tensors.tensor import gradient_edge
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.tuning import SAMPLES
-from mpgrad.tensors.tensor import gradient_edge
 from mpgrad.wire.programs import (
     InlineArray,
     OperatorRule,

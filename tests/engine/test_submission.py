@@ -17,6 +17,7 @@ from mpgrad.engine.handover import Handover
 from mpgrad.engine.local import COMPILED_FROM_USE
 from mpgrad.engine.placement import place
 from mpgrad.engine.preparation import PreparedGraph
+from mpgrad.recording.tensors.tensor import gradient_edge
 from mpgrad.scheduler import chunks
 from mpgrad.scheduler.chunks import SMALL_GRAPH, TASKS_PER_MESSAGE
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
@@ -24,7 +25,6 @@ from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import Plan
 from mpgrad.shm.arena import client_arena
-from mpgrad.tensors.tensor import gradient_edge
 
 
 def sent(

@@ -14,8 +14,9 @@ import pytest
 
 import mpgrad
 from mpgrad.base.topology import bindings
-from mpgrad.launch import cli, script
-from mpgrad.launch.workers_table import table_of_workers
+from mpgrad.compat import script
+from mpgrad.engine.workers_table import table_of_workers
+from mpgrad.launch import cli
 from tests.leftovers import is_alive, wait_until
 from tests.python_path import path_to
 

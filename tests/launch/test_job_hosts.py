@@ -314,6 +314,6 @@ def test_what_cannot_be_understood_is_named(
 def test_no_gpu_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpgrad.devices.cuda_driver.device_count", lambda: 0)
+    monkeypatch.setattr("mpgrad.arrays.cuda.cuda_driver.device_count", lambda: 0)
     assert main(["run", "--nproc-per-node", "gpu", "script.py"]) == 2
     assert "--nproc-per-node gpu: this host has no GPU" in capsys.readouterr().err

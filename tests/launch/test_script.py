@@ -13,7 +13,7 @@ import pytest
 
 RUNNER = """
 import sys
-from mpgrad.launch.script import run
+from mpgrad.compat.script import run
 
 sys.exit(run(sys.argv[1], sys.argv[2:]))
 """

@@ -16,7 +16,7 @@ import pytest
 import mpgrad as mg
 import mpgrad.distributed as dist
 import mpgrad.multiprocessing as mp
-from mpgrad.launch.group_setup import reserved_port
+from mpgrad.distributed.launch.group_setup import reserved_port
 from tests.distributed.ranks import HANGS_S
 from tests.leftovers import Leftovers, left_since, wait_until
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.dispatch.operator_call import cpu
-from mpgrad.dispatch.operator_node import OperatorNode
-from mpgrad.graph.node import Node
-from mpgrad.ops import arithmetic, creation, differentiable
-from mpgrad.tensors.accumulate_grad import AccumulateGrad
-from mpgrad.tensors.saved_tensor import SavedTensor
-from mpgrad.tensors.tensor import Tensor, gradient_edge
+from mpgrad.ops import differentiable
+from mpgrad.ops.elementwise import arithmetic
+from mpgrad.ops.new_tensors import creation
+from mpgrad.recording.dispatch.operator_call import cpu
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.node import Node
+from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.recording.tensors.saved_tensor import SavedTensor
+from mpgrad.recording.tensors.tensor import Tensor, gradient_edge
 
 
 def gradients(outputs: Sequence[Tensor], cotangents: Sequence[Any], inputs: Sequence[Tensor]):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.backends import blockwise
-from mpgrad.backends.cpu import CpuBackend
-from mpgrad.ops import activation, group_norm, normalization
+from mpgrad.arrays.cpu import blockwise
+from mpgrad.arrays.cpu.cpu_backend import CpuBackend
+from mpgrad.ops.neural import activation, group_norm, normalization
 from tests.semantics.paired import compare, seen
 from tests.torch_outcomes import Of
 

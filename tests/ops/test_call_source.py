@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.dispatch import call_source
-from mpgrad.dispatch import operator_call as dispatch
-from mpgrad.dispatch.operator_mode import OperatorMode
-from mpgrad.dispatch.operator_node import OperatorNode
-from mpgrad.graph.node import Node
-from mpgrad.graph.registry import OPERATORS
-from mpgrad.tensors.saved_tensor import SavedTensor
+from mpgrad.recording.dispatch import call_source
+from mpgrad.recording.dispatch import operator_call as dispatch
+from mpgrad.recording.dispatch.operator_mode import OperatorMode
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.node import Node
+from mpgrad.recording.graph.registry import OPERATORS
+from mpgrad.recording.tensors.saved_tensor import SavedTensor
 from tests.ops.cases import CASES, Case
 from tests.ops.test_operators import run
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import mpgrad.tensor_methods  # noqa: F401  (registers every operator)
-from mpgrad.backends import column_parts
-from mpgrad.backends.column_parts import PARTS_MAX, UNIT, columns_of, count_parts, join, shape_of
-from mpgrad.backends.cpu import CpuBackend
-from mpgrad.graph.registry import OPERATORS
+from mpgrad.arrays.cpu import column_parts
+from mpgrad.arrays.cpu.column_parts import PARTS_MAX, UNIT, columns_of, count_parts, join, shape_of
+from mpgrad.arrays.cpu.cpu_backend import CpuBackend
+from mpgrad.recording.graph.registry import OPERATORS
 from mpgrad.scheduler.sum_places import WIDTH_LARGE
 
 XP = CpuBackend(np.empty)

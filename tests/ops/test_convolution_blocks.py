@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.backends import cpu_conv
-from mpgrad.backends.cpu_windows import output_length
-from mpgrad.dispatch.operator_call import cpu
+from mpgrad.arrays.cpu import cpu_conv
+from mpgrad.arrays.cpu.cpu_windows import output_length
 from mpgrad.nn import functional
+from mpgrad.recording.dispatch.operator_call import cpu
 
 RNG = np.random.default_rng(0)
 

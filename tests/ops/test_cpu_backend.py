@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.backends import cpu_windows
-from mpgrad.backends.cpu import CpuBackend
+from mpgrad.arrays.cpu import cpu_windows
+from mpgrad.arrays.cpu.cpu_backend import CpuBackend
 from tests.torch_outcomes import Of
 
 SMALL, LARGE = (8, 8), (128, 128)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpgrad.backends.cpu import CpuBackend
-from mpgrad.backends.cpu_windows import TILES_MAX, output_length
+from mpgrad.arrays.cpu.cpu_backend import CpuBackend
+from mpgrad.arrays.cpu.cpu_windows import TILES_MAX, output_length
 
 XP = CpuBackend(np.empty)
 Pair = tuple[int, int]

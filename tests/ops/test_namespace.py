@@ -10,7 +10,7 @@ import pytest
 
 import mpgrad.backends
 from mpgrad import ops
-from mpgrad.backends.cpu import CpuBackend
+from mpgrad.arrays.cpu.cpu_backend import CpuBackend
 from mpgrad.ops import differentiable
 
 #: The words of the table in the package's docstring, between its two outer rulers.

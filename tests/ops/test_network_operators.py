@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 import mpgrad.tensor_methods  # noqa: F401  (completes Tensor)
-from mpgrad.ops import creation, generators
-from mpgrad.ops.activation import log_softmax
-from mpgrad.ops.convolution import conv2d
-from mpgrad.ops.dropout import dropout
-from mpgrad.ops.fractional_pooling import fractional_max_pool2d
-from mpgrad.ops.loss import cross_entropy, mse_loss, nll_loss
-from mpgrad.ops.normalization import batch_norm, layer_norm
-from mpgrad.ops.pooling import max_pool2d
-from mpgrad.ops.reduction import logsumexp
+from mpgrad.ops import generators
+from mpgrad.ops.neural.activation import log_softmax
+from mpgrad.ops.neural.convolution import conv2d
+from mpgrad.ops.neural.dropout import dropout
+from mpgrad.ops.neural.fractional_pooling import fractional_max_pool2d
+from mpgrad.ops.neural.loss import cross_entropy, mse_loss, nll_loss
+from mpgrad.ops.neural.normalization import batch_norm, layer_norm
+from mpgrad.ops.neural.pooling import max_pool2d
+from mpgrad.ops.new_tensors import creation
+from mpgrad.ops.reductions.reduction import logsumexp
 from tests.ops.serial_backward import gradients
 from tests.torch_outcomes import Of
 

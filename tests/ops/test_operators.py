@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.dispatch.operator_node import OperatorNode
-from mpgrad.graph.registry import OPERATORS, Operator
 from mpgrad.nn import functional
-from mpgrad.ops import choices, creation
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.elementwise import minimum_maximum
+from mpgrad.ops.new_tensors import creation
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.registry import OPERATORS, Operator
+from mpgrad.recording.tensors.tensor import Tensor
 from tests.ops.cases import CASES, Case
 from tests.ops.layer_cases import ONCE_IN_PYTORCH
 from tests.ops.serial_backward import differentiable_gradients, gradients
@@ -305,7 +306,7 @@ def test_large_results_are_the_same_as_small_ones() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(2, 300, 200))
     x, y = creation.tensor(a, requires_grad=True), creation.tensor(b, requires_grad=True)
-    out = choices.where(x > 0, x * y, x / (y * y + 1)) - (x @ y.T).sum(1, keepdim=True)
+    out = minimum_maximum.where(x > 0, x * y, x / (y * y + 1)) - (x @ y.T).sum(1, keepdim=True)
     expected = np.where(a > 0, a * b, a / (b * b + 1)) - (a @ b.T).sum(1, keepdims=True)
     np.testing.assert_allclose(out._array, expected, rtol=1e-12)
     assert out._array.flags.c_contiguous

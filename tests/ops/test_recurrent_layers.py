@@ -8,7 +8,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import nn
-from mpgrad.ops.recurrent_layers import recurrent_layer
+from mpgrad.ops.neural.recurrent_layers import recurrent_layer
 
 HIDDEN = 2
 

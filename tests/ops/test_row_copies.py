@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpgrad.backends import row_copies
-from mpgrad.backends.row_copies import ROW_BYTES_MAX, copy_rows
+from mpgrad.arrays.cpu import row_copies
+from mpgrad.arrays.cpu.row_copies import ROW_BYTES_MAX, copy_rows
 
 
 def _check(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:

@@ -11,9 +11,10 @@ import pytest
 
 import mpgrad as mg
 import mpgrad.tensor_methods  # (completes Tensor)
-from mpgrad.graph.grad_modes import no_grad
-from mpgrad.ops import creation, generators, random
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops import generators, random
+from mpgrad.ops.new_tensors import creation
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.tensors.tensor import Tensor
 from tests.torch_outcomes import Of
 
 

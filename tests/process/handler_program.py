@@ -18,8 +18,8 @@ import mpgrad as mg
 from mpgrad.autograd.running import collector
 from mpgrad.engine import blas
 from mpgrad.engine.engine import Engine
+from mpgrad.recording.tensors import tensor
 from mpgrad.shm import arena
-from mpgrad.tensors import tensor
 
 strikes: list[Any] = []
 

@@ -21,9 +21,9 @@ import mpgrad as mg
 from mpgrad import nn
 from mpgrad.calls.branches import BRANCHES
 from mpgrad.engine.choice import Choice, Prediction
+from mpgrad.engine.report.page import write_report
 from mpgrad.parallel import placing
 from mpgrad.profiler import profile
-from mpgrad.report.page import write_report
 from mpgrad.scheduler.cost_model import CostModel
 from tests.leftovers import wait_until
 from tests.process.test_parallel_map import bits, engine, leaves, serial

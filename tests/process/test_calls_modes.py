@@ -32,7 +32,7 @@ def test_modes_are_those_of_the_call(engine: mg.Engine) -> None:
         return (
             mg.is_grad_enabled(),
             mg.is_inference_mode_enabled(),
-            mg.graph.anomaly.is_anomaly_enabled(),
+            mg.is_anomaly_enabled(),
             mg.get_default_dtype(),
             mg.tensor(1.0).dtype,
             np.geterr()["over"],

@@ -12,15 +12,15 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import nn
+from mpgrad.arrays.cpu.cpu_backend import CpuBackend
 from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing import freeze as freezing
-from mpgrad.backends.cpu import CpuBackend
 from mpgrad.engine.session_pool import IDLE_BACKWARDS
 from mpgrad.errors import CoordinatorLost
-from mpgrad.graph.registry import OPERATORS
+from mpgrad.recording.graph.registry import OPERATORS
+from mpgrad.recording.tensors import storage
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.shm.arena import client_arena
-from mpgrad.tensors import storage
 from tests.leftovers import is_alive, wait_until
 
 pytestmark = pytest.mark.process

@@ -13,9 +13,9 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.autograd.freezing import freeze
+from mpgrad.calls.functions import decision
 from mpgrad.engine import blas
-from mpgrad.shipping import decision
-from mpgrad.tensors import accumulate_grad
+from mpgrad.recording.tensors import accumulate_grad
 from tests.leftovers import PATIENCE_S
 
 pytestmark = [pytest.mark.process, pytest.mark.row("M12")]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.devices import client_devices, cuda_driver, device_arrays
+from mpgrad.arrays.cuda import client_devices, cuda_driver, device_arrays
 from mpgrad.errors import WorkerLost
 from tests.cuda.fake_driver import TWO_GPUS
 from tests.random_programs import random_program

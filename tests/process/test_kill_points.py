@@ -12,8 +12,8 @@ import mpgrad as mg
 from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.engine.placement import place
+from mpgrad.recording.tensors.tensor import gradient_edge
 from mpgrad.scheduler import tuning
-from mpgrad.tensors.tensor import gradient_edge
 from tests.leftovers import wait_until
 from tests.process.conftest import plans_of_shapes_alone
 from tests.process.kill_points import PHASES, dying, kill_at

@@ -15,7 +15,7 @@ import mpgrad as mg
 from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.engine.placement import place
-from mpgrad.tensors.tensor import gradient_edge
+from mpgrad.recording.tensors.tensor import gradient_edge
 from tests.leftovers import wait_until
 from tests.process.kill_points import PHASES, SPARED, kill_at
 from tests.process.test_kill_points import IN_A_TASK, nth_of, one_node_per_task

@@ -85,7 +85,7 @@ class Known(mg.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        from mpgrad.graph.registry import OPERATORS
+        from mpgrad.recording.graph.registry import OPERATORS
         names = " ".join(sorted(OPERATORS)).encode()
         return mg.tensor(list(names.ljust(grad.numel())), dtype=grad.dtype)
 
@@ -101,7 +101,7 @@ for file in sorted(package.rglob("*.py")):
             importlib.import_module(".".join(parts).removesuffix(".__init__"))
         except ImportError as error:
             assert "mpgrad" not in (error.name or ""), error  # cupy and ray are not everywhere
-from mpgrad.graph.registry import OPERATORS
+from mpgrad.recording.graph.registry import OPERATORS
 print(len(known), sorted(OPERATORS) == known, sorted({*OPERATORS} - {*known}))
 """
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import mpgrad as mg
-from mpgrad.devices import cuda_driver
+from mpgrad.arrays.cuda import cuda_driver
 from tests.cuda.fake_driver import TWO_PRIVATE_GPUS
 from tests.process.test_gpus import Cubed, fingerprints, gpus_of, gradient, weights
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
+from mpgrad.calls.functions import decision
+from mpgrad.calls.functions.attributes import Look
+from mpgrad.calls.functions.findings import Survey
+from mpgrad.calls.functions.purity import survey
 from mpgrad.engine import placement, preparation
 from mpgrad.errors import PerformanceWarning, RemoteTraceback, WorkerLost
-from mpgrad.shipping import decision
-from mpgrad.shipping.attributes import Look
-from mpgrad.shipping.findings import Survey
-from mpgrad.shipping.purity import survey
 from tests.process.test_callers_part import plan_with_any_part
 
 pytestmark = pytest.mark.process

@@ -21,9 +21,9 @@ import scipy.stats
 
 import mpgrad as mg
 import mpgrad.distributed as dist
+from mpgrad.calls.functions.decision import decide
 from mpgrad.distributions import Distribution, Normal, Uniform, kl_divergence, register_kl
 from mpgrad.nn.module_hooks import register_module_forward_hook
-from mpgrad.shipping.decision import decide
 
 pytestmark = pytest.mark.process
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from mpgrad.distributed.launch.group_setup import reserved_port
 from mpgrad.launch.cli import main
-from mpgrad.launch.group_setup import reserved_port
 from tests.distributed.ranks import HANGS_S, ROOT, rank_environment, run_ranks
 from tests.leftovers import wait_until
 from tests.python_path import path_to
@@ -40,9 +40,9 @@ import mpgrad as mg
 import mpgrad.distributed as dist
 from mpgrad import nn
 from mpgrad.nn.parallel import DistributedDataParallel
-from mpgrad.wire import zeromq
+from mpgrad.distributed.carrier import zeromq_carrier
 
-zeromq.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
+zeromq_carrier.SILENCE_MS_MAX = 120_000  # on a busy machine a process may starve for seconds
 dist.init_process_group()
 mg.manual_seed(0)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)))
@@ -59,9 +59,9 @@ print(os.environ["LOCAL_RANK"], sys.argv[1:], digest.hexdigest())
 NUMBERS = """
 import mpgrad as mg
 import mpgrad.distributed as dist
-from mpgrad.wire import zeromq
+from mpgrad.distributed.carrier import zeromq_carrier
 
-zeromq.SILENCE_MS_MAX = 120_000
+zeromq_carrier.SILENCE_MS_MAX = 120_000
 dist.init_process_group()
 total = mg.tensor(float(dist.get_rank()))
 dist.all_reduce(total)
@@ -73,9 +73,9 @@ dist.destroy_process_group()
 WAITS = """
 import os, signal, sys, threading
 import mpgrad.distributed as dist
-from mpgrad.wire import zeromq
+from mpgrad.distributed.carrier import zeromq_carrier
 
-zeromq.SILENCE_MS_MAX = 120_000
+zeromq_carrier.SILENCE_MS_MAX = 120_000
 def ends(*_):
     print("told", flush=True)
     os._exit(9)
@@ -274,6 +274,6 @@ def test_what_is_missing_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "mpgrad.launch.ray_cluster", raising=False)
+    monkeypatch.delitem(sys.modules, "mpgrad.distributed.launch.ray_cluster", raising=False)
     assert main(["run", "--address", "auto", *arguments, "script.py"]) == 2
     assert text in capsys.readouterr().err

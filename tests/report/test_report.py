@@ -16,8 +16,16 @@ import pytest
 import mpgrad as mg
 from mpgrad.autograd.profiling.backward_run import BackwardRun, TaskRun
 from mpgrad.autograd.profiling.ranges import FUNCTION, NODE, OPERATOR, Range, Recording
-from mpgrad.report.advice import advice_for
-from mpgrad.report.analysis import CLIENT, HAND_OVER, QUEUES, SERIAL, figures_of, shares_of, step_of
+from mpgrad.engine.report.advice import advice_for
+from mpgrad.engine.report.analysis import (
+    CLIENT,
+    HAND_OVER,
+    QUEUES,
+    SERIAL,
+    figures_of,
+    shares_of,
+    step_of,
+)
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.plan import plan
 

@@ -27,7 +27,7 @@ UNPICKLERS = {
     "base/interpreter.py": "a child reads its start, which its parent wrote: plain values",
     "wire/environment.py": "a worker reads what the client wrote",
     "workers/rules.py": "a worker reads what the client wrote",
-    "shipping/loading.py": "a worker reads what the client wrote",
+    "calls/functions/loading.py": "a worker reads what the client wrote",
     "calls/packing.py": "a worker reads what the client wrote",
     "torch/branch_nodes.py": "the client reads results of workers",
     "calls/travel.py": "a worker reads what the client wrote; the client reads results of workers",

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 from tests.torch_outcomes import Of, Seen
 
 Program = Callable[[Any], Any]

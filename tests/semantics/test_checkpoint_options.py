@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import mpgrad as mg
-from mpgrad.dispatch.operator_mode import OperatorMode
+from mpgrad.recording.dispatch.operator_mode import OperatorMode
 from mpgrad.utils.checkpoint import SelectiveCheckpointContext, checkpoint
 from tests.semantics.checkpointed import BOTH, Counted, layers, tools
 from tests.semantics.paired import error_of, leaf, paired, row

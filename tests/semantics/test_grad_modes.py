@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.graph.grad_modes import is_multithreading_enabled
+from mpgrad.recording.graph.grad_modes import is_multithreading_enabled
 from tests.semantics.paired import error_of, leaf, paired, row, values
 
 # ---------------------------------------------------------------------- no_grad and its like

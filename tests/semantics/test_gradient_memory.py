@@ -15,8 +15,8 @@ import pytest
 import mpgrad as mg
 from mpgrad.autograd.functions.context import FunctionContext
 from mpgrad.autograd.functions.function_node import run_function_backward
-from mpgrad.graph.node import InputMetadata
-from mpgrad.tensors import lent_gradients
+from mpgrad.recording.graph.node import InputMetadata
+from mpgrad.recording.tensors import lent_gradients
 from tests.semantics.functions import double
 from tests.semantics.paired import error_of, leaf, paired
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.tensors import accumulate_grad
+from mpgrad.recording.tensors import accumulate_grad
 from tests.semantics.paired import error_of, leaf, paired, row, values
 
 

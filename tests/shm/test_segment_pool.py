@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mpgrad.devices.segment_pool import (
+from mpgrad.arrays.cuda.segment_pool import (
     ALIGNMENT_BYTES,
     MEDIUM_SEGMENT_BYTES,
     SEGMENT_GRANULARITY_BYTES,

@@ -6,7 +6,13 @@ import os
 
 import pytest
 
-from mpgrad.wire.hosts import Disagreement, Loss, RpcReady, decode_head, encode_head
+from mpgrad.distributed.carrier.messages import (
+    Disagreement,
+    Loss,
+    RpcReady,
+    decode_head,
+    encode_head,
+)
 from mpgrad.wire.packed_texts import pack_text, unpack_text, without_surrogates
 
 #: As Python shows a file name that is not UTF-8.

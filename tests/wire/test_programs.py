@@ -15,7 +15,7 @@ from mpgrad.base.device import CPU, Device
 from mpgrad.base.handles import TensorHandle
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.errors import ProtocolError
-from mpgrad.graph.node import InputMetadata
+from mpgrad.recording.graph.node import InputMetadata
 from mpgrad.shm.arena import client_arena
 from mpgrad.wire.programs import (
     NAMED_MAX,

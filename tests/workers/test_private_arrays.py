@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.shipping.attributes import pack_attributes
-from mpgrad.shipping.contents import KeptContent
-from mpgrad.shipping.loading import Loaded, load_attributes
+from mpgrad.calls.functions.attributes import pack_attributes
+from mpgrad.calls.functions.contents import KeptContent
+from mpgrad.calls.functions.loading import Loaded, load_attributes
 from mpgrad.workers.private_arrays import PrivateArrays
 
 ARRAYS = {

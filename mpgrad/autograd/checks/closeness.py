@@ -25,7 +25,7 @@ from mpgrad.autograd.checks.jacobians import (
     slopes,
 )
 from mpgrad.autograd.checks.probes import GradcheckError
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class Tolerances(NamedTuple):

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import copied, moved_beside, on_host, on_its_device
 from mpgrad.autograd.backward import grad
 from mpgrad.base.context_manager import contextmanager
-from mpgrad.devices.device_arrays import copied, moved_beside, on_host, on_its_device
-from mpgrad.ops.device_moves import beside
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors.device_moves import beside
+from mpgrad.recording.tensors.tensor import Tensor
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

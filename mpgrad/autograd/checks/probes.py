@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import on_host
 from mpgrad.autograd.backward import grad
 from mpgrad.autograd.checks.jacobians import Problem, from_reals, gradients_of, real_count
 from mpgrad.autograd.function import Function
-from mpgrad.devices.device_arrays import on_host
-from mpgrad.ops import creation
-from mpgrad.ops.device_moves import beside
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.ops.new_tensors import creation
+from mpgrad.ops.new_tensors.device_moves import beside
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class GradcheckError(RuntimeError):

@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from mpgrad.autograd.running.running_backward import note_early_change
-from mpgrad.dispatch.operator_call import record_call
-from mpgrad.graph.executing import EXECUTING, executing
-from mpgrad.graph.grad_modes import enable_grad, is_grad_enabled, no_grad
-from mpgrad.graph.node import InputMetadata, Node
-from mpgrad.graph.registry import OPERATORS
-from mpgrad.tensors.accumulate_grad import AccumulateGrad, first_grad, grad_lock
-from mpgrad.tensors.lent_gradients import own
-from mpgrad.tensors.storage import adopt, is_exclusive
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.dispatch.operator_call import record_call
+from mpgrad.recording.graph.executing import EXECUTING, executing
+from mpgrad.recording.graph.grad_modes import enable_grad, is_grad_enabled, no_grad
+from mpgrad.recording.graph.node import InputMetadata, Node
+from mpgrad.recording.graph.registry import OPERATORS
+from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad, first_grad, grad_lock
+from mpgrad.recording.tensors.lent_gradients import own
+from mpgrad.recording.tensors.storage import adopt, is_exclusive
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: ``(xp, grads, needs) -> gradients``, as ``Node.apply``.
 Rule: TypeAlias = Callable[[Any, list[Any], Sequence[bool]], Sequence[Any]]

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from mpgrad.arrays.cpu import column_parts
 from mpgrad.autograd.functions.function_node import FunctionNode
-from mpgrad.backends import column_parts
-from mpgrad.dispatch.operator_node import OperatorNode
-from mpgrad.graph.node import InputMetadata, Node
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.node import InputMetadata, Node
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import CostModel
 from mpgrad.scheduler.graph_spec import NodeSpec

@@ -37,7 +37,7 @@ from mpgrad.autograd.freezing.recurring_graphs import (
     walk,
 )
 from mpgrad.autograd.running.collector import collector_held
-from mpgrad.graph.node import Edge, Node
+from mpgrad.recording.graph.node import Edge, Node
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.split import split_above_us
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from mpgrad.autograd.freezing.recurring_graphs import Remembered
-from mpgrad.graph.node import InputMetadata, Node
+from mpgrad.recording.graph.node import InputMetadata, Node
+from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
-from mpgrad.tensors.accumulate_grad import AccumulateGrad
-from mpgrad.tensors.tensor import Tensor
 
 
 class LeafSink(NamedTuple):

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import CUDA
+from mpgrad.arrays.cuda.gpu_nodes import on_gpus
 from mpgrad.autograd.freezing.client_nodes import (
     AccumulateNow,
     ClientNode,
@@ -29,12 +31,10 @@ from mpgrad.autograd.freezing.frozen_graph import (
 )
 from mpgrad.autograd.freezing.recurring_graphs import Template, Walk, sequence_of
 from mpgrad.autograd.functions.function_node import FunctionNode
-from mpgrad.devices.device_arrays import CUDA
-from mpgrad.devices.gpu_nodes import on_gpus
-from mpgrad.dispatch.operator_node import OperatorNode
-from mpgrad.graph.node import Edge, InputMetadata, Node
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.node import Edge, InputMetadata, Node
+from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target, reaches, serial_order
-from mpgrad.tensors.accumulate_grad import AccumulateGrad
 
 #: The metadata of an input of a client Node that never gets a gradient.
 NOTHING = InputMetadata((), np.dtype(np.bool_))

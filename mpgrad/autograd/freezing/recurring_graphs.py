@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.generated_code import compiled
-from mpgrad.dispatch.operator_node import OperatorNode
-from mpgrad.graph.node import Edge, InputMetadata, Node
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.node import Edge, InputMetadata, Node
+from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import UsualTime
 from mpgrad.scheduler.graph_spec import GraphSpec, Target
-from mpgrad.tensors.accumulate_grad import AccumulateGrad
 
 #: The Nodes of all graphs that are kept, and the graphs with equal edges that differ otherwise.
 NODES_MAX = 200_000

@@ -6,15 +6,15 @@ import abc
 
 from mpgrad.autograd.functions.context import FunctionContext
 from mpgrad.autograd.functions.stopping import DelayedError, UndefinedGrad
-from mpgrad.graph import node
+from mpgrad.recording.graph import node
 
 
 class AbstractNode(abc.ABC):  # noqa: B024 (nothing is left to be implemented)
     """Any step of the backward graph: ``y.grad_fn``, and the ``ctx`` of a custom Function.
 
-    Its subclasses are registered, as in PyTorch; it is no base class. ``mpgrad.graph.node`` has the
-    methods of a Node (``name()``, ``next_functions``, ``metadata``, ``register_hook()``,
-    ``register_prehook()``).
+    Its subclasses are registered, as in PyTorch; it is no base class. The methods of a Node
+    (``name()``, ``next_functions``, ``metadata``, ``register_hook()``, ``register_prehook()``) are
+    in ``mpgrad.recording.graph.node``.
     """
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpgrad.base.thread_state import PerThread
-from mpgrad.graph.node import FREED_MESSAGE, InputMetadata
-from mpgrad.tensors.saved_tensor import SavedTensor
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.graph.node import FREED_MESSAGE, InputMetadata
+from mpgrad.recording.tensors.saved_tensor import SavedTensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from mpgrad.autograd.functions.function_node import FunctionNode
-    from mpgrad.graph.hooks import RemovableHandle
-    from mpgrad.graph.node import Node
+    from mpgrad.recording.graph.hooks import RemovableHandle
+    from mpgrad.recording.graph.node import Node
 
 #: The metadata of a forward argument or output; None if it is not a tensor.
 Metadata: TypeAlias = InputMetadata | None

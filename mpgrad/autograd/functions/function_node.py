@@ -15,17 +15,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import zeros
 from mpgrad.autograd.functions.context import FunctionContext, Metadata, running_backwards
-from mpgrad.devices.device_arrays import zeros
-from mpgrad.dispatch.saved_attributes import SavedTensorHandle, function_handles
-from mpgrad.graph.anomaly import mode as anomaly
-from mpgrad.graph.anomaly import origin
-from mpgrad.graph.grad_modes import GRAD_MODE, enable_grad
-from mpgrad.graph.node import FREED_MESSAGE, SEQUENCE, Edge, InputMetadata, Node
-from mpgrad.tensors.hooks_in_force import HOOKS
-from mpgrad.tensors.lent_gradients import are_fresh, lend, own, take_back
-from mpgrad.tensors.saved_tensor import SavedTensor
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.dispatch.saved_attributes import SavedTensorHandle, function_handles
+from mpgrad.recording.graph.anomaly import mode as anomaly
+from mpgrad.recording.graph.anomaly import origin
+from mpgrad.recording.graph.grad_modes import GRAD_MODE, enable_grad
+from mpgrad.recording.graph.node import FREED_MESSAGE, SEQUENCE, Edge, InputMetadata, Node
+from mpgrad.recording.tensors.hooks_in_force import HOOKS
+from mpgrad.recording.tensors.lent_gradients import are_fresh, lend, own, take_back
+from mpgrad.recording.tensors.saved_tensor import SavedTensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: The slot of an output that is not a tensor. No gradient flows into it, but the outputs after it
 #: keep PyTorch's numbers.

@@ -11,10 +11,10 @@ import numpy as np
 from mpgrad.autograd.functions.context import FunctionContext
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.user_frames import level_of_caller
-from mpgrad.dispatch.in_place import check_recordable, rebase
-from mpgrad.graph.node import Node
-from mpgrad.tensors.tensor import Tensor, metadata_of
-from mpgrad.tensors.view import FUNCTION, SEVERAL_OUTPUTS, view_without_steps
+from mpgrad.recording.dispatch.in_place import check_recordable, rebase
+from mpgrad.recording.graph.node import Node
+from mpgrad.recording.tensors.tensor import Tensor, metadata_of
+from mpgrad.recording.tensors.view import FUNCTION, SEVERAL_OUTPUTS, view_without_steps
 
 
 def outputs_of(

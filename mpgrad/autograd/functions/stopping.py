@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.devices.device_arrays import is_array
-from mpgrad.graph.node import NATIVE, Edge, InputMetadata, Node
-from mpgrad.tensors.tensor import Tensor, gradient_edge, metadata_of
+from mpgrad.arrays.cuda.device_arrays import is_array
+from mpgrad.recording.graph.node import NATIVE, Edge, InputMetadata, Node
+from mpgrad.recording.tensors.tensor import Tensor, gradient_edge, metadata_of
 
 
 class Error(Node):

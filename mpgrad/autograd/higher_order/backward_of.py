@@ -13,18 +13,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpgrad.arrays.cuda.device_arrays import is_array
 from mpgrad.autograd.backward import grad
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.validate_outputs import validate_output
 from mpgrad.base.device import Device
-from mpgrad.devices.device_arrays import is_array
 from mpgrad.errors import ProtocolError
-from mpgrad.graph.grad_modes import enable_grad
-from mpgrad.graph.node import InputMetadata
-from mpgrad.graph.registry import OPERATORS, Operator
 from mpgrad.ops import differentiable
-from mpgrad.tensors.hooks_in_force import HOOKS
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.graph.grad_modes import enable_grad
+from mpgrad.recording.graph.node import InputMetadata
+from mpgrad.recording.graph.registry import OPERATORS, Operator
+from mpgrad.recording.tensors.hooks_in_force import HOOKS
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: (name, number of tensors; None for a single one, not a tuple).
 Layout: TypeAlias = tuple[tuple[str, int | None], ...]

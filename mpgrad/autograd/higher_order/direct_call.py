@@ -8,12 +8,12 @@ from typing import Any
 from mpgrad.autograd.freezing.client_nodes import add_to_grad
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.higher_order.recording import mirrored_call
-from mpgrad.dispatch.operator_call import call
-from mpgrad.dispatch.operator_node import OperatorNode
-from mpgrad.graph.grad_modes import is_grad_enabled
-from mpgrad.graph.node import Node
-from mpgrad.tensors.accumulate_grad import AccumulateGrad
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.dispatch.operator_call import call
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.grad_modes import is_grad_enabled
+from mpgrad.recording.graph.node import Node
+from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def call_directly(node: Node, grads: Sequence[Any]) -> Any:

@@ -16,25 +16,25 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
+from mpgrad.arrays.cuda.device_arrays import without_memory, zeros
 from mpgrad.autograd.freezing.client_nodes import HooksBefore, run_post_hooks, runs_node_hooks
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, ResultSink
 from mpgrad.autograd.higher_order.backward_of import SUM_GRADIENTS, backward_of
 from mpgrad.autograd.profiling.ranges import RUNNING
 from mpgrad.autograd.running.validate_outputs import validate_output
-from mpgrad.devices.device_arrays import without_memory, zeros
-from mpgrad.dispatch.operator_call import call, cpu, record_call
-from mpgrad.dispatch.operator_node import OperatorNode
 from mpgrad.errors import add_note
-from mpgrad.graph.anomaly import explain_failure, refuse_nan
-from mpgrad.graph.anomaly import mode as anomaly
-from mpgrad.graph.executing import executing
-from mpgrad.graph.grad_modes import enable_grad
-from mpgrad.graph.node import InputMetadata, Node
-from mpgrad.graph.registry import Operator
 from mpgrad.ops import differentiable
+from mpgrad.recording.dispatch.operator_call import call, cpu, record_call
+from mpgrad.recording.dispatch.operator_node import OperatorNode
+from mpgrad.recording.graph.anomaly import explain_failure, refuse_nan
+from mpgrad.recording.graph.anomaly import mode as anomaly
+from mpgrad.recording.graph.executing import executing
+from mpgrad.recording.graph.grad_modes import enable_grad
+from mpgrad.recording.graph.node import InputMetadata, Node
+from mpgrad.recording.graph.registry import Operator
+from mpgrad.recording.tensors.saved_tensor import SavedTensor
+from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.scheduler.graph_spec import Target
-from mpgrad.tensors.saved_tensor import SavedTensor
-from mpgrad.tensors.tensor import Tensor
 
 
 def has_only_operators(frozen: FrozenGraph) -> bool:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from mpgrad.autograd.profiling.backward_run import NO_TASK, BackwardRun, TaskRun
 from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.thread_state import PerThread
-from mpgrad.dispatch.operator_mode import MODES
-from mpgrad.graph.grad_modes import GRAD_MODE
-from mpgrad.graph.registry import Operator
+from mpgrad.recording.dispatch.operator_mode import MODES
+from mpgrad.recording.graph.grad_modes import GRAD_MODE
+from mpgrad.recording.graph.registry import Operator
 from mpgrad.scheduler.graph_spec import GraphSpec
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpgrad.autograd.running.running_backward import innermost
-from mpgrad.graph.node import Node
+from mpgrad.recording.graph.node import Node
 
 if TYPE_CHECKING:
     from mpgrad.autograd.freezing.frozen_graph import FrozenGraph

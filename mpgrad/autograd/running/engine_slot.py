@@ -15,11 +15,11 @@ from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.accidental_ends import accidental_end
 from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.thread_state import PerThread
-from mpgrad.graph.grad_modes import GRAD_MODE
+from mpgrad.recording.graph.grad_modes import GRAD_MODE
 
 if TYPE_CHECKING:
     from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
-    from mpgrad.tensors.tensor import Tensor
+    from mpgrad.recording.tensors.tensor import Tensor
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from mpgrad.autograd.running.current_graph_task import will_engine_execute_node
 from mpgrad.autograd.running.running_backward import RunningBackward, innermost
-from mpgrad.graph.hooks import MultiHandle, RemovableHandle
-from mpgrad.graph.node import Node
-from mpgrad.tensors.tensor import Tensor, gradient_edge
+from mpgrad.recording.graph.hooks import MultiHandle, RemovableHandle
+from mpgrad.recording.graph.node import Node
+from mpgrad.recording.tensors.tensor import Tensor, gradient_edge
 
 _MODES = ("all", "any")
 

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpgrad.arrays.cuda import device_arrays
+from mpgrad.arrays.cuda.device_arrays import CUDA
 from mpgrad.autograd.running.validate_outputs import (
     add_notes,
     require_number,
@@ -22,10 +24,8 @@ from mpgrad.autograd.running.validate_outputs import (
     with_zeros,
 )
 from mpgrad.base.device import CPU
-from mpgrad.devices import device_arrays
-from mpgrad.devices.device_arrays import CUDA
-from mpgrad.graph.anomaly import refuse_nan
-from mpgrad.graph.node import InputMetadata
+from mpgrad.recording.graph.anomaly import refuse_nan
+from mpgrad.recording.graph.node import InputMetadata
 from mpgrad.wire.programs import Wiring
 
 #: ``apply(xp, gradients, needs)``: the gradients of the outputs.

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from mpgrad.autograd.running.deferred_interrupts import interrupts_deferred
 from mpgrad.base.accidental_ends import accidental_end
 from mpgrad.base.thread_state import PerThread
-from mpgrad.graph.grad_modes import set_grad_enabled
-from mpgrad.tensors.accumulate_grad import grad_lock
-from mpgrad.tensors.hooks_in_force import HOOKS
-from mpgrad.tensors.undo_log import UndoLog
+from mpgrad.recording.graph.grad_modes import set_grad_enabled
+from mpgrad.recording.tensors.accumulate_grad import grad_lock
+from mpgrad.recording.tensors.hooks_in_force import HOOKS
+from mpgrad.recording.tensors.undo_log import UndoLog
 
 if TYPE_CHECKING:
     from mpgrad.autograd.freezing.frozen_graph import FrozenGraph

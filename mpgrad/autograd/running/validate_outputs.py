@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.base.device import CPU
-from mpgrad.devices.device_arrays import (
+from mpgrad.arrays.cuda.device_arrays import (
     CUDA,
     cuda_namespace,
     device_of,
@@ -22,8 +21,9 @@ from mpgrad.devices.device_arrays import (
     on,
     zeros,
 )
+from mpgrad.base.device import CPU
 from mpgrad.errors import add_note
-from mpgrad.graph.node import InputMetadata
+from mpgrad.recording.graph.node import InputMetadata
 
 #: A note for NumPy's error, which only says that an array is read-only.
 COPY_FIRST = (

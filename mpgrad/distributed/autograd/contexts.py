@@ -11,13 +11,13 @@ from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.thread_state import PerThread
 from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward, SendRpcBackward
 from mpgrad.distributed.autograd.upstream_walk import UpstreamWalk
+from mpgrad.distributed.states.context_state import ContextState, Loss, ReleasedContexts
+from mpgrad.distributed.states.marking import Reached
+from mpgrad.distributed.states.upstream import NUMBER_BITS, KnownUpstream, Upstream, upstream_of
 from mpgrad.errors import HostLost
-from mpgrad.graph.grad_modes import no_grad
-from mpgrad.graph.node import Edge
-from mpgrad.scheduler.hosts.context_state import ContextState, Loss, ReleasedContexts
-from mpgrad.scheduler.hosts.marking import Reached
-from mpgrad.scheduler.hosts.upstream import NUMBER_BITS, KnownUpstream, Upstream, upstream_of
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.graph.grad_modes import no_grad
+from mpgrad.recording.graph.node import Edge
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class DistAutogradContext:

@@ -13,10 +13,10 @@ from mpgrad.base.context_manager import contextmanager
 from mpgrad.base.thread_state import PerThread
 from mpgrad.distributed.autograd.contexts import Contexts, DistAutogradContext
 from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward, SendRpcBackward, recorded_at
-from mpgrad.graph.node import continue_sequence_from, upcoming_sequence_nr
+from mpgrad.distributed.states.upstream import Upstream
 from mpgrad.nn.module import Module
-from mpgrad.scheduler.hosts.upstream import Upstream
-from mpgrad.tensors.tensor import Tensor, gradient_edge, gradient_metadata
+from mpgrad.recording.graph.node import continue_sequence_from, upcoming_sequence_nr
+from mpgrad.recording.tensors.tensor import Tensor, gradient_edge, gradient_metadata
 
 #: In place of the number of a message: none of its tensors requires grad.
 NO_MESSAGE = -1

@@ -9,8 +9,8 @@ from mpgrad.autograd.profiling.ranges import span
 from mpgrad.autograd.roots import check_roots, seed_tuple
 from mpgrad.distributed.autograd.contexts import CURRENT, DistAutogradContext, recording_in
 from mpgrad.distributed.rpc.current_service import service
-from mpgrad.scheduler.hosts.upstream import NUMBER_BITS
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.distributed.states.upstream import NUMBER_BITS
+from mpgrad.recording.tensors.tensor import Tensor
 
 #: Gradients are awaited where the roots lead to; or (FAST) for everything that was sent.
 MODES = ("smart", "fast")

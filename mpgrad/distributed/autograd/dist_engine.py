@@ -14,16 +14,7 @@ from typing import TypeAlias
 from mpgrad.distributed.autograd.contexts import Contexts, DistAutogradContext
 from mpgrad.distributed.autograd.local_part import LocalPart, PartStopped
 from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward
-from mpgrad.distributed.group_member import Frames
-from mpgrad.distributed.operation import WaitUntil
-from mpgrad.errors import HostLost
-from mpgrad.graph.node import Edge
-from mpgrad.scheduler.hosts import pass_state as ps
-from mpgrad.scheduler.hosts.context_state import Loss, PassId, over
-from mpgrad.scheduler.hosts.incarnations import REPLACED
-from mpgrad.scheduler.hosts.marking import AnswerHost, AskHost
-from mpgrad.tensors.tensor import Tensor
-from mpgrad.wire.hosts import (
+from mpgrad.distributed.carrier.messages import (
     AnswerMarks,
     AskMarks,
     BackwardMessage,
@@ -35,6 +26,15 @@ from mpgrad.wire.hosts import (
     PartError,
     PartState,
 )
+from mpgrad.distributed.group_member import Frames
+from mpgrad.distributed.operation import WaitUntil
+from mpgrad.distributed.states import pass_state as ps
+from mpgrad.distributed.states.context_state import Loss, PassId, over
+from mpgrad.distributed.states.incarnations import REPLACED
+from mpgrad.distributed.states.marking import AnswerHost, AskHost
+from mpgrad.errors import HostLost
+from mpgrad.recording.graph.node import Edge
+from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.wire.remote_error import decode_error, encode_error
 
 #: Brings a message and its frames to a rank; this one included.

@@ -24,12 +24,12 @@ from mpgrad.distributed.autograd.rpc_nodes import CURRENT, ArrivingGradients, Re
 from mpgrad.distributed.operation import WaitUntil
 from mpgrad.distributed.reducer import reducers_of
 from mpgrad.distributed.rpc.call_pickles import packed, unpacked
+from mpgrad.distributed.states.context_state import PassId
+from mpgrad.distributed.states.marking import Slot
 from mpgrad.errors import HostLost
-from mpgrad.graph.node import Edge, Node
-from mpgrad.scheduler.hosts.context_state import PassId
-from mpgrad.scheduler.hosts.marking import Slot
-from mpgrad.tensors.accumulate_grad import AccumulateGrad
-from mpgrad.tensors.tensor import Tensor, gradient_edge
+from mpgrad.recording.graph.node import Edge, Node
+from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
+from mpgrad.recording.tensors.tensor import Tensor, gradient_edge
 
 #: Seconds after which a part that waits says so: perhaps nobody will send what it waits for.
 PATIENCE_S = 0.5

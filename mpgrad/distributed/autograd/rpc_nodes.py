@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from mpgrad.autograd.running.running_backward import RunningBackward, innermost
 from mpgrad.base.thread_state import PerThread
-from mpgrad.graph.node import SEQUENCE_NR_MAX, Edge, InputMetadata, Node
+from mpgrad.recording.graph.node import SEQUENCE_NR_MAX, Edge, InputMetadata, Node
 
 PREFIX = "torch::distributed::autograd::"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mpgrad.distributed.autograd.rpc_nodes import RecvRpcBackward
-from mpgrad.graph.node import Edge, Node
-from mpgrad.scheduler.hosts.marking import Slot
+from mpgrad.distributed.states.marking import Slot
+from mpgrad.recording.graph.node import Edge, Node
 
 
 class UpstreamWalk:

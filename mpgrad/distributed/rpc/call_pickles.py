@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from mpgrad.distributed.carrier.messages import cut
 from mpgrad.wire.code_pickles import dumps
-from mpgrad.wire.hosts import cut
 
 #: Gives the reconstruction of an object that is the rpc's own; None for all others.
 Reduce = Callable[[Any], "tuple[Any, ...] | None"]

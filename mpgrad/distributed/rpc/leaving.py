@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mpgrad.distributed.carrier.messages import IdleAnswered, IdleReported
 from mpgrad.distributed.futures import Future
+from mpgrad.distributed.states.idle_rounds import IdleRounds, RankGone, RankReported
 from mpgrad.errors import HostLost
-from mpgrad.scheduler.hosts.idle_rounds import IdleRounds, RankGone, RankReported
-from mpgrad.wire.hosts import IdleAnswered, IdleReported
 
 
 class Leaving:

@@ -19,15 +19,14 @@ import msgspec
 from mpgrad.distributed.autograd.contexts import DistAutogradContext, recording_in
 from mpgrad.distributed.autograd.crossing import NO_MESSAGE, Recorded, arriving
 from mpgrad.distributed.autograd.dist_engine import DistEngine
+from mpgrad.distributed.carrier.messages import Call, CallEnded, ForkReleased
 from mpgrad.distributed.futures import Future
 from mpgrad.distributed.group_member import Frames
 from mpgrad.distributed.rpc.call_pickles import unpacked
 from mpgrad.distributed.rpc.references import Home, PassedOn, References
-from mpgrad.errors import HostLost
-from mpgrad.graph.node import begin_sequence_at, upcoming_sequence_nr
-from mpgrad.scheduler.hosts.context_state import over
-from mpgrad.scheduler.hosts.incarnations import first_number
-from mpgrad.scheduler.hosts.pending_calls import (
+from mpgrad.distributed.states.context_state import over
+from mpgrad.distributed.states.incarnations import first_number
+from mpgrad.distributed.states.pending_calls import (
     CallAnswered,
     CalleeGone,
     CalleeReturned,
@@ -38,8 +37,9 @@ from mpgrad.scheduler.hosts.pending_calls import (
     SendCall,
     TimePassed,
 )
-from mpgrad.scheduler.hosts.remote_values import Identity
-from mpgrad.wire.hosts import Call, CallEnded, ForkReleased
+from mpgrad.distributed.states.remote_values import Identity
+from mpgrad.errors import HostLost
+from mpgrad.recording.graph.node import begin_sequence_at, upcoming_sequence_nr
 from mpgrad.wire.remote_error import decode_error
 
 NO_VALUE = (-1, -1)

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from mpgrad.distributed.carrier.messages import ForkConfirmed, ForkHeld, ForkReleased
 from mpgrad.distributed.futures import Future
-from mpgrad.errors import HostLost
-from mpgrad.scheduler.hosts.incarnations import REPLACED, first_number, number_of
-from mpgrad.scheduler.hosts.remote_values import (
+from mpgrad.distributed.states.incarnations import REPLACED, first_number, number_of
+from mpgrad.distributed.states.remote_values import (
     ConfirmFork,
     DropValue,
     ForkAdded,
@@ -24,7 +24,7 @@ from mpgrad.scheduler.hosts.remote_values import (
     RemoteValueEvent,
     RemoteValues,
 )
-from mpgrad.wire.hosts import ForkConfirmed, ForkHeld, ForkReleased
+from mpgrad.errors import HostLost
 
 #: Called with the rank and the message.
 Deliver = Callable[[int, ForkHeld | ForkReleased | ForkConfirmed], None]

@@ -12,8 +12,8 @@ from mpgrad.distributed.rpc.current_service import DEFAULT, seconds, service
 from mpgrad.distributed.rpc.functions import async_execution, checked_future, is_async
 from mpgrad.distributed.rpc.references import Home, PassedOn
 from mpgrad.distributed.rpc.service import RpcService, WorkerInfo
-from mpgrad.scheduler.hosts.remote_values import Identity
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.distributed.states.remote_values import Identity
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class RRef:

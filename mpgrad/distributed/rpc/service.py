@@ -18,20 +18,7 @@ from typing import Any, NamedTuple
 from mpgrad.distributed.autograd.contexts import DistAutogradContext, recording_in
 from mpgrad.distributed.autograd.crossing import NO_MESSAGE, Departure, Recorded, arriving
 from mpgrad.distributed.autograd.dist_engine import DistEngine
-from mpgrad.distributed.futures import Future
-from mpgrad.distributed.group_member import Frames
-from mpgrad.distributed.member_thread import MemberThread
-from mpgrad.distributed.rpc.call_pickles import packed, unpacked
-from mpgrad.distributed.rpc.calling_threads import CallingThreads
-from mpgrad.distributed.rpc.functions import checked_future, is_async
-from mpgrad.distributed.rpc.leaving import Leaving
-from mpgrad.distributed.rpc.own_calls import NO_CONTEXT, NO_VALUE, OwnCalls, Packed, name_of
-from mpgrad.distributed.rpc.references import Home, PassedOn, References
-from mpgrad.errors import HostLost
-from mpgrad.graph.node import begin_sequence_at, continue_sequence_from, upcoming_sequence_nr
-from mpgrad.scheduler.hosts.incarnations import first_number
-from mpgrad.scheduler.hosts.remote_values import ForkAdded, ForkDropped, Identity
-from mpgrad.wire.hosts import (
+from mpgrad.distributed.carrier.messages import (
     BackwardMessage,
     Call,
     CallEnded,
@@ -43,6 +30,23 @@ from mpgrad.wire.hosts import (
     IdleReported,
     RpcMessage,
     RpcReady,
+)
+from mpgrad.distributed.futures import Future
+from mpgrad.distributed.group_member import Frames
+from mpgrad.distributed.member_thread import MemberThread
+from mpgrad.distributed.rpc.call_pickles import packed, unpacked
+from mpgrad.distributed.rpc.calling_threads import CallingThreads
+from mpgrad.distributed.rpc.functions import checked_future, is_async
+from mpgrad.distributed.rpc.leaving import Leaving
+from mpgrad.distributed.rpc.own_calls import NO_CONTEXT, NO_VALUE, OwnCalls, Packed, name_of
+from mpgrad.distributed.rpc.references import Home, PassedOn, References
+from mpgrad.distributed.states.incarnations import first_number
+from mpgrad.distributed.states.remote_values import ForkAdded, ForkDropped, Identity
+from mpgrad.errors import HostLost
+from mpgrad.recording.graph.node import (
+    begin_sequence_at,
+    continue_sequence_from,
+    upcoming_sequence_nr,
 )
 from mpgrad.wire.packed_texts import pack_text, unpack_text
 from mpgrad.wire.remote_error import encode_error

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from mpgrad.optim.checked_options import check_arguments
 from mpgrad.optim.optimizer import Optimizer, ParamGroup
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 class LRScheduler:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.devices.cuda_driver import (
+from mpgrad.arrays.cuda.cuda_driver import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
     CudaError,

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends import cpu_windows
-from mpgrad.backends.cpu import CpuBackend
+from mpgrad.arrays.cpu import cpu_windows
+from mpgrad.arrays.cpu.cpu_backend import CpuBackend
 
 Array = np.ndarray[Any, Any]
 

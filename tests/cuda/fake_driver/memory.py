@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.devices.cuda_driver import IPC_HANDLE_BYTES, CudaError
+from mpgrad.arrays.cuda.cuda_driver import IPC_HANDLE_BYTES, CudaError
 from mpgrad.shm.segment import Segment
 
 #: A page before the memory, which holds the token that stands in its handle.

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.backends import cpu_special
-from mpgrad.backends.special_functions import scipy_special
+from mpgrad.arrays.cpu import cpu_special
+from mpgrad.arrays.cpu.special_functions import scipy_special
 from tests.cuda.fake_driver.arrays import (
     Device,
     Host,

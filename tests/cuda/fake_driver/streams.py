@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.devices.cuda_driver import IPC_HANDLE_BYTES, CudaError
+from mpgrad.arrays.cuda.cuda_driver import IPC_HANDLE_BYTES, CudaError
 from mpgrad.shm.segment import Segment
 
 _HANDLE = struct.Struct("<4sIII16s16s")

@@ -10,7 +10,7 @@ from mpgrad.distributed.futures import Future
 from mpgrad.distributed.grad_bucket import GradBucket
 from mpgrad.distributed.process_group import ProcessGroup, group_of
 from mpgrad.distributed.reductions import ReduceOp, all_reduce
-from mpgrad.tensors.tensor import Tensor
+from mpgrad.recording.tensors.tensor import Tensor
 
 
 def allreduce_hook(process_group: ProcessGroup | None, bucket: GradBucket) -> Future:

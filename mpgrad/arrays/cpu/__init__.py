@@ -1,0 +1,1 @@
+"""The functions of the array namespace on NumPy arrays."""

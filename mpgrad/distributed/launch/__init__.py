@@ -1,0 +1,1 @@
+"""How the ranks of a job are started: on one host, on several, or by Ray."""

@@ -1,0 +1,1 @@
+"""Operators with an index or a mask: picking, overwriting and scattering elements."""

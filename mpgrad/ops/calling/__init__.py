@@ -1,0 +1,1 @@
+"""What operators' arguments mean: dtypes, dimensions, ``out=``, older orders of arguments."""

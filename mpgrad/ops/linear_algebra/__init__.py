@@ -1,0 +1,1 @@
+"""Operators on matrices: products, factorizations, equations and norms."""

@@ -1,0 +1,1 @@
+"""Tensors from data, from other libraries and on other devices."""

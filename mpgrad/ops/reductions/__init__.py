@@ -1,0 +1,1 @@
+"""Operators that make few elements of many: sums, extrema, orders, quantiles, counts."""

@@ -1,0 +1,1 @@
+"""Operators that put elements in other places: shapes, tiles, windows, joined tensors."""

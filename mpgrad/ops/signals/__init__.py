@@ -1,0 +1,1 @@
+"""Operators on signals: Fourier transforms and windows."""
