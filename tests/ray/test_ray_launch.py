@@ -236,7 +236,10 @@ class TestOnACluster:
         self, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "script.py").write_text("")
-        limited = "from mpgrad.launch import cli, ray_cluster; ray_cluster.PLACEMENT_S = 1.0; "
+        limited = (
+            "from mpgrad.distributed.launch import ray_cluster; from mpgrad.launch import cli; "
+            "ray_cluster.PLACEMENT_S = 1.0; "
+        )
         ranks = ["run", "--address", cluster, "--nnodes", "3", "--nproc-per-node", "1", "script.py"]
         done = subprocess.run(
             [sys.executable, "-c", f"{limited}raise SystemExit(cli.main({ranks}))"],
