@@ -1,4 +1,4 @@
-"""A picture in 64 tiles: each tile is ray-marched in Python, and so is its derivative.
+"""A picture in 16 tiles: each tile is ray-marched in Python, and so is its derivative.
 
 Forward finds both at once: the slopes stay on ctx, in the worker that has made them. The scene is a
 dataclass; it travels to the workers.
@@ -16,8 +16,8 @@ import numpy as np
 
 import mpgrad as mg
 
-WIDTH = int(sys.argv[1]) if len(sys.argv) > 1 else 128
-TILES = 8  # in each direction
+WIDTH = int(sys.argv[1]) if len(sys.argv) > 1 else 512
+TILES = 4  # in each direction
 
 
 @dataclass(frozen=True)
