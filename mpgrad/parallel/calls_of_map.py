@@ -102,6 +102,7 @@ class CallsOfMap:
         self._travels = functools.partial(travels, library=library)
         #: The arrays of the inputs by ``id``; the inputs live as long.
         self._array_of: dict[int, Array] = {}
+        #: NumPy arrays among the arguments, and what workers read, see ``with_own_arrays``.
         self._own_arrays: dict[int, tuple[Array, Array]] = {}
         #: Copies of these, see ``_own``.
         self._copies: dict[int, Array] = {}
@@ -301,12 +302,7 @@ class CallsOfMap:
         else:
             calls = [range(max(one.start, first), one.stop) for one in self._pieces]
             calls = [one for one in calls if one]
-        size = placing.chunks_together(self.key, self._count // len(self._pieces), len(calls))
-        calls = [
-            range(some[0].start, some[-1].stop)
-            for at in range(0, len(calls), size)
-            if (some := calls[at : at + size])
-        ]
+        calls = placing.tasks_of(self.key, calls)
 
         def make(chunk: int) -> list[Request]:
             last = calls[chunk].stop
@@ -442,8 +438,12 @@ class CallsOfMap:
             attached = self._library.attach(told, inputs, place, self._fn)
             for at, output in zip(wanted, attached, strict=True):
                 outputs[at] = output
-        made = lambda at: outputs[at] if at >= 0 else inputs[-1 - at]  # noqa: E731
-        found = load_result(ran.result, ran.buffers, made, self._library)
+        found = load_result(
+            ran.result,
+            ran.buffers,
+            lambda at: outputs[at] if at >= 0 else inputs[-1 - at],
+            self._library,
+        )
         if isinstance(found, Drawn):
             let_go_on(found, self._items, self._drawn_by, self.name)
             return found.result

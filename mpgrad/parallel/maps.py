@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -101,8 +100,7 @@ def map_of(
         return []
     pieces = _pieces(len(items), chunks)
     if engine_slot.is_inside_rule():
-        tried = functools.partial(_tried, fn, retries)
-        return _inline(library, tried, items, positional, keywords, pieces, is_sum)
+        return _inline(library, fn, items, positional, keywords, pieces, is_sum, retries)
     made = CallsOfMap(
         library,
         fn,
@@ -184,9 +182,10 @@ def _inline(
     keywords: dict[str, Any],
     pieces: list[range],
     is_sum: bool,
+    retries: int = 0,
 ) -> Any:
     """Inside a branch: the calls one after another, as a part of it."""
-    results = [fn(*item, *positional, **keywords) for item in items]
+    results = [_tried(fn, retries, *item, *positional, **keywords) for item in items]
     if not is_sum:
         return results
     name, sums = name_of(fn), []

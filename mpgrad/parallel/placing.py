@@ -103,6 +103,14 @@ def chunks_together(name: str, calls: int, chunks: int) -> int:
     return max(min(int(TASK_US / max(took_us * calls, 1.0)), most), 1)
 
 
+def tasks_of(name: str, chunks: list[range]) -> list[range]:
+    """The calls of each task, for chunks of calls that follow one another."""
+    size = chunks_together(name, len(chunks[0]), len(chunks))
+    firsts = chunks[::size]
+    lasts = [*chunks[size - 1 :: size], chunks[-1]]
+    return [range(one.start, end.stop) for one, end in zip(firsts, lasts, strict=False)]
+
+
 def run_wherever_it_is_faster(
     name: str,
     count: int,

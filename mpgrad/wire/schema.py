@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 
 #: Kind of an OutputEmitted by which a worker asks to be replaced, because user code has changed
 #: the state of its process.

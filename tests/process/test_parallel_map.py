@@ -555,6 +555,17 @@ def test_branches_go_with_their_nodes(engine: mg.Engine) -> None:
     assert len(BRANCHES) == before
 
 
+def test_a_sum_inside_a_branch_names_its_function(engine: mg.Engine) -> None:
+    def unequal(length: int) -> mg.Tensor:
+        return mg.ones(length)
+
+    def branch(_: int) -> mg.Tensor:
+        return mg.parallel_map(unequal, [1, 2], out="sum")
+
+    with pytest.raises(TypeError, match=r"unequal"):
+        mg.parallel_map(branch, [0])
+
+
 def test_a_map_inside_a_branch(engine: mg.Engine) -> None:
     x, w = leaves(29, (3,), (3,))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,22 +10,9 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.errors import WorkerLost
+from tests.process.poison import DEATHS, dies
 
 pytestmark = pytest.mark.process
-
-DEATHS: dict[str, tuple[Callable[[], Any], str]] = {
-    "segfault": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "SIGSEGV"),
-    "exit": (lambda: os._exit(7), "status 7"),
-    "abort": (lambda: os.kill(os.getpid(), signal.SIGABRT), "SIGABRT"),
-}
-
-
-def dies(item: int, how: str, directory: Path) -> None:
-    """Item 2 notes that it has begun, and ends the worker."""
-    if item == 2:
-        with (directory / "begun").open("a") as file:
-            file.write("x")
-        DEATHS[how][0]()
 
 
 class DiesBackward(mg.Function):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,22 +13,9 @@ torch = pytest.importorskip("torch")
 import mpgrad as mg  # noqa: E402
 import mpgrad.torch as mt  # noqa: E402
 from mpgrad.errors import WorkerLost  # noqa: E402
+from tests.process.poison import DEATHS, dies  # noqa: E402
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
-
-DEATHS: dict[str, tuple[Callable[[], Any], str]] = {
-    "segfault": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "SIGSEGV"),
-    "exit": (lambda: os._exit(7), "status 7"),
-    "abort": (lambda: os.kill(os.getpid(), signal.SIGABRT), "SIGABRT"),
-}
-
-
-def dies(item: int, how: str, directory: Path) -> None:
-    """Item 2 notes that it has begun, and ends the worker."""
-    if item == 2:
-        with (directory / "begun").open("a") as file:
-            file.write("x")
-        DEATHS[how][0]()
 
 
 class DiesBackward(torch.autograd.Function):
