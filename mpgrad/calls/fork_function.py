@@ -50,13 +50,17 @@ class Lifetime:
     Attributes:
         number: of the branch.
         slot: of the worker that has recorded it.
+        task: the number of the first branch that the same task has recorded.
         held: what must live as long: the arrays that its worker reads.
     """
 
-    __slots__ = ("_ended", "held", "number", "slot")
+    __slots__ = ("_ended", "held", "number", "slot", "task")
 
-    def __init__(self, number: int, slot: int, ended: Ended | None, held: Any = None) -> None:
+    def __init__(
+        self, number: int, slot: int, ended: Ended | None, held: Any = None, task: int | None = None
+    ) -> None:
         self.number, self.slot, self._ended, self.held = number, slot, ended, held
+        self.task = number if task is None else task
 
     def __del__(self) -> None:
         if self._ended is None:
@@ -149,6 +153,23 @@ def holder_of(node: Any) -> int:
         return IN_CLIENT
     lifetime = node.ctx.lifetime
     return IN_CLIENT if lifetime is None else int(lifetime.slot)
+
+
+def recorded_together(nodes: Sequence[Any]) -> tuple[int, ...]:
+    """For each of these Nodes a number, equal for branches that one task of a worker has recorded;
+    -1: it is no branch of a worker. Empty: none is."""
+    if not has_branches_in_workers(nodes):
+        return ()
+    numbers: dict[tuple[int, int], int] = {}
+    return tuple([
+        -1 if holder_of(node) < 0 else numbers.setdefault(_task_of(node), len(numbers))
+        for node in nodes
+    ])  # fmt: skip
+
+
+def _task_of(node: FunctionNode) -> tuple[int, int]:
+    lifetime: Lifetime = node.ctx.lifetime
+    return lifetime.slot, lifetime.task
 
 
 def branch_in_words(node: Any) -> str:

@@ -17,7 +17,7 @@ from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base import machine
-from mpgrad.calls.fork_function import has_branches_in_workers
+from mpgrad.calls.fork_function import has_branches_in_workers, recorded_together
 from mpgrad.engine.choice import (
     Choice,
     Experience,
@@ -249,12 +249,14 @@ class Preparation:
     def plan_of(self, frozen: FrozenGraph) -> PreparedGraph:
         """The plan of a placed graph, and the other results for its tables, cached or new."""
         known, spec = frozen.remembered, frozen.spec
+        together = recorded_together(frozen.nodes)
         with self._lock:
             if known is None:
-                return PreparedGraph(spec, self._others.plan(spec))
+                return PreparedGraph(spec, self._others.plan(spec, together), together)
             graph: PreparedGraph | None = known.prepared.get(self._plans_for)
-            if graph is None or not graph.serves(spec):
-                graph = PreparedGraph(spec, self._make_plan(spec), self._least_us)
+            if graph is None or graph.together != together or not graph.serves(spec):
+                plan = self._make_plan(spec, together=together)
+                graph = PreparedGraph(spec, plan, together, self._least_us)
                 known.keep_prepared(self._plans_for, graph)
             return graph
 
@@ -296,11 +298,14 @@ class PreparedGraph:
     Args:
         spec: the tables.
         plan: the plan of these tables.
+        together: see ``recorded_together``.
         least_us: what a Node counts as at least, where costs are compared.
     """
 
-    def __init__(self, spec: GraphSpec, plan: Plan, least_us: float = 0.0) -> None:
-        self.spec, self.plan, self._least_us = spec, plan, least_us
+    def __init__(
+        self, spec: GraphSpec, plan: Plan, together: tuple[int, ...] = (), least_us: float = 0.0
+    ) -> None:
+        self.spec, self.plan, self.together, self._least_us = spec, plan, together, least_us
         self.shapes = shapes_of(spec)
         #: Shared by all graphs of this structure; set on first use.
         self.experience: Experience | None = None

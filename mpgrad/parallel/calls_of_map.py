@@ -269,6 +269,7 @@ class CallsOfMap:
             chunks = self._chunks(first)
             answered = execution.run_calls(chunks, self.around, self.keep)
         requests = [request for chunk in chunks.made for request in chunk]
+        tasks = [chunk[0].recorded[0] for chunk in chunks.made for _ in chunk]
         placing.TIMES.observe(self.key, [one.took_us for one in answered])
         ran, lacking = dict[int, _Ran](), dict[int, Request]()
         placing.SIZES.note(self.key, max([one.answer.nbytes for one in answered]))
@@ -276,7 +277,7 @@ class CallsOfMap:
             if one.lacks_room:
                 lacking[at] = requests[at].with_room(one.answer.nbytes, one.answer.slot)
             else:
-                ran[at] = self._opened(first + at, one)
+                ran[at] = self._opened(first + at, one, tasks[at])
         if lacking:
             alone = list(lacking.values())
             chunks = Chunks([1] * len(alone), lambda at: [alone[at]])
@@ -300,9 +301,9 @@ class CallsOfMap:
         if self._is_sum:
             calls = [range(at, at + 1) for at in range(first, self._count)]
         else:
-            calls = [range(max(one.start, first), one.stop) for one in self._pieces]
-            calls = [one for one in calls if one]
-        calls = placing.tasks_of(self.key, calls)
+            pieces = [one for one in self._pieces if one.stop > first]
+            calls = [range(max(one.start, first), one.stop) for one in pieces]
+        calls = placing.CUTS.tasks(self.key, calls)
 
         def make(chunk: int) -> list[Request]:
             last = calls[chunk].stop
@@ -311,31 +312,30 @@ class CallsOfMap:
 
         return Chunks(list(map(len, calls)), make)
 
-    def _opened(self, number: int, one: Answered) -> _Ran:
+    def _opened(self, number: int, one: Answered, task: int | None = None) -> _Ran:
         """What call ``number`` has given. Its branch goes with it, whatever is raised later."""
-        answer, data, _ = one
+        answer, data = one.answer, one.data
 
         def array_of(told: Any) -> Array:
             if data is None:
                 return np.ndarray(told.shape, told.dtype)
             return np.ndarray(told.shape, told.dtype, data.data, told.offset, told.strides)
 
-        opened = self._library.opened
-        outputs = [opened(told, data) for told in answer.outputs]
+        outputs = [self._library.opened(told, data) for told in answer.outputs]
         for at in answer.aliases:
             self._library.frozen(outputs[at])
-        requires_grad = [told.requires_grad for told in answer.outputs]
+        needs = [told.requires_grad for told in answer.outputs]
         branch = self._calls[number].number
         return _Ran(
             answer.result,
             [array_of(told) for told in answer.buffers],
             outputs,
-            requires_grad,
-            [(at, opened(told, data)) for at, told in answer.changed],
+            needs,
+            [(at, self._library.opened(told, data)) for at, told in answer.changed],
             answer.saved,
             answer.unreached,
             answer.digest,
-            Lifetime(branch, answer.slot, self._ended, self.keep) if any(requires_grad) else None,
+            Lifetime(branch, answer.slot, self._ended, self.keep, task) if any(needs) else None,
         )
 
     # ------------------------------------------------------------------ a fork

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import types
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,10 +22,13 @@ R = TypeVar("R")
 MAP_US = 2000.0
 #: The message and the copies of one item.
 ITEM_US = 200.0
-#: A task of a map takes at least so long, if it has enough chunks.
-TASK_US = 2000.0
+#: A task of a map takes at least so long, if it has enough chunks, and at most so long, if it has
+#: several.
+TASK_US, TASK_MAX_US = 2000.0, 10_000.0
 #: But each worker gets at least so many tasks, because items differ.
 TASKS_PER_WORKER = 2
+#: A map is cut anew when its chunks take so many times longer or shorter than before.
+CUT_AGAIN = 1.5
 #: The functions whose times are remembered.
 FUNCTIONS_MAX = 1024
 
@@ -87,28 +91,60 @@ def is_worth_it(name: str, items: int, workers: int) -> bool:
     return predicted is not None and predicted.process < predicted.local
 
 
-def chunks_together(name: str, calls: int, chunks: int) -> int:
-    """The number of chunks that one task runs, one after another: several if they are so short that
-    messages would take longer.
+def sizes_of_tasks(chunk_us: float, chunks: int, workers: int) -> list[int]:
+    """The numbers of chunks that the tasks of a map run, one after another.
+
+    Chunks that are short beside a message share a task. Each worker's next task is half of its
+    share of what is left, so that all workers end at about the same time (*factoring*: Hummel,
+    Schonberg and Flynn, 1992).
 
     Args:
-        name: of the function.
-        calls: in a chunk.
+        chunk_us: how long a chunk takes.
         chunks: of the map.
+        workers: the number of workers.
     """
-    took_us = TIMES.get(name)
-    if took_us is None:
-        return 1
-    most = chunks // (TASKS_PER_WORKER * current_engine().execution_for_calls().workers)
-    return max(min(int(TASK_US / max(took_us * calls, 1.0)), most), 1)
+    least = int(TASK_US / chunk_us)
+    most = max(min(int(TASK_MAX_US / chunk_us), chunks // (TASKS_PER_WORKER * workers)), 1)
+    sizes, left = list[int](), chunks
+    while left:
+        share = math.ceil(left / (TASKS_PER_WORKER * workers))
+        size = min(max(share, least), most)
+        for _ in range(workers):
+            sizes.append(min(size, left))
+            left -= sizes[-1]
+            if not left:
+                break
+    return sizes
 
 
-def tasks_of(name: str, chunks: list[range]) -> list[range]:
-    """The calls of each task, for chunks of calls that follow one another."""
-    size = chunks_together(name, len(chunks[0]), len(chunks))
-    firsts = chunks[::size]
-    lasts = [*chunks[size - 1 :: size], chunks[-1]]
-    return [range(one.start, end.stop) for one, end in zip(firsts, lasts, strict=False)]
+class Cuts:
+    """How maps were cut into tasks. The same cut for about the same times has the same backward,
+    which is planned once. As for ``Sizes`` there is no lock."""
+
+    def __init__(self) -> None:
+        self._made: OrderedDict[Any, tuple[float, list[int]]] = OrderedDict()
+
+    def tasks(self, name: str, chunks: list[range]) -> list[range]:
+        """The calls of each task, for chunks of calls that follow one another."""
+        took_us = TIMES.get(name)
+        if took_us is None:
+            return chunks
+        workers = current_engine().execution_for_calls().workers
+        key = name, len(chunks[0]), len(chunks), workers
+        made_for, sizes = self._made.pop(key, (0.0, []))
+        chunk_us = max(took_us * len(chunks[0]), 1.0)
+        if not made_for / CUT_AGAIN <= chunk_us <= made_for * CUT_AGAIN:
+            made_for, sizes = chunk_us, sizes_of_tasks(chunk_us, len(chunks), workers)
+        self._made[key] = made_for, sizes
+        _shorten(self._made)
+        tasks, at = list[range](), 0
+        for size in sizes:
+            tasks.append(range(chunks[at].start, chunks[at + size - 1].stop))
+            at += size
+        return tasks
+
+
+CUTS = Cuts()
 
 
 def run_wherever_it_is_faster(

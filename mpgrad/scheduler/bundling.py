@@ -36,7 +36,11 @@ NOBODY = -2
 
 
 def bundle(
-    spec: GraphSpec, grouping: Grouping, *, caller_takes_part: bool = False
+    spec: GraphSpec,
+    grouping: Grouping,
+    *,
+    caller_takes_part: bool = False,
+    together: Sequence[int] = (),
 ) -> tuple[list[int], list[list[int]], int]:
     """Merge the groups of ``grouping``.
 
@@ -45,12 +49,13 @@ def bundle(
         grouping: the groups that ``fusion`` made, and the number of workers: as many bundles of a
             level should be able to run at once.
         caller_takes_part: one bundle may be the calling thread's.
+        together: see ``plan``.
 
     Returns:
         For each node its bundle, and for each bundle its nodes in serial order. Bundles are in a
         topological order, those of the client in serial order. And the calling thread's; -1: none.
     """
-    bundling = _Bundling(spec, grouping, caller_takes_part=caller_takes_part)
+    bundling = _Bundling(spec, grouping, together, caller_takes_part=caller_takes_part)
     for level in bundling.levels():
         bundling.place(level)
     return bundling.result()
@@ -70,7 +75,14 @@ def bundle_limit_us(chain_us: float, workers: int, worth_us: float) -> float:
 class _Bundling:
     """The bundles so far, while the groups are visited level by level."""
 
-    def __init__(self, spec: GraphSpec, grouping: Grouping, *, caller_takes_part: bool) -> None:
+    def __init__(
+        self,
+        spec: GraphSpec,
+        grouping: Grouping,
+        together: Sequence[int],
+        *,
+        caller_takes_part: bool,
+    ) -> None:
         self._spec, self._workers = spec, grouping.workers
         self._caller_takes_part = caller_takes_part
         self._messages_us = tuning.BACKWARD_MESSAGES * grouping.message_us
@@ -100,6 +112,11 @@ class _Bundling:
             or nodes[0] in grouping.second
             or any(spec.nodes[at].is_branch for at in nodes)
             for on_client, nodes in zip(self._on_client, self._groups, strict=True)
+        ]
+        #: Per group: the task that has recorded the branch in it, -1: none has.
+        self._recorded_by = [
+            max([together[at] for at in nodes if at < len(together)], default=-1)
+            for nodes in self._groups
         ]
         self._device = [spec.nodes[head].device for head in heads]
         position = {node: at for at, node in enumerate(spec.order)}
@@ -154,15 +171,20 @@ class _Bundling:
         level_us = sum([self._costs[group] for group in level])
         at_once = self._count_worth_it(level_us, device, self._workers[device])
         behind: dict[int, list[int]] = {}
+        recorded: dict[int, list[int]] = {}
         apart: list[int] = []
         for group in level:
             home = self._only_home(self._feeds[group], device)
-            if self._stands_alone[group]:
+            if self._stands_alone[group] and self._recorded_by[group] >= 0:
+                recorded.setdefault(self._recorded_by[group], []).append(group)
+            elif self._stands_alone[group]:
                 self._open([group])
             elif home >= 0:
                 behind.setdefault(home, []).append(group)
             else:
                 apart.append(group)
+        for groups in recorded.values():
+            self._open_in_parts(groups)
         for home, groups in behind.items():
             if self._continues(home, groups, level_us / at_once):
                 self._join(home, groups)
@@ -295,6 +317,17 @@ class _Bundling:
         self._joined_us.append(0.0)
         self._waiting.append(0)
         self._put(len(self._total_us) - 1, groups)
+
+    def _open_in_parts(self, groups: Sequence[int]) -> None:
+        """Begin bundles with ``groups``, none above the longest time of a task."""
+        part, part_us = list[int](), 0.0
+        for group in groups:
+            if part and part_us + self._costs[group] > tuning.TASK_MAX_US:
+                self._open(part)
+                part, part_us = [], 0.0
+            part.append(group)
+            part_us += self._costs[group]
+        self._open(part)
 
     def _join(self, home: int, groups: Sequence[int]) -> None:
         self._waiting[home] -= sum([len(self._feeds[group]) for group in groups])

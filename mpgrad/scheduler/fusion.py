@@ -27,7 +27,8 @@ A *trunk* is a chain of cheap Nodes at each of which a branch begins, such as th
 into pieces, it would run just as serially, with a message between the pieces.
 
 Each Node of the client is a group of its own, except Nodes that are there only because their saved
-tensors must be unpacked.
+tensors must be unpacked. Each branch of a worker begins a group: another worker may have recorded
+the one before it.
 
 Rules of this file: pure tables, as in ``graph_spec``.
 """
@@ -207,7 +208,7 @@ class Grouping:
     def home_for(self, index: int) -> int:
         """The group that node ``index`` joins, or -1."""
         node, producers = self._spec.nodes[index], self.producers[index]
-        if index in self._seeded or index in self.second:
+        if index in self._seeded or index in self.second or node.is_branch:
             return -1
         home = max([self.group_of[producer] for producer in producers])
         for producer in producers:

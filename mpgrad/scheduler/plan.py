@@ -31,6 +31,7 @@ def plan(
     gpu_workers: Mapping[int, int] | None = None,
     caller_takes_part: bool = False,
     message_us: float = tuning.MESSAGE_US,
+    together: Sequence[int] = (),
 ) -> Plan:
     """Group the nodes of ``spec`` into NodeTasks and connect them.
 
@@ -44,6 +45,8 @@ def plan(
         caller_takes_part: the calling thread counts as one of the CPU workers and runs the first
             bundle of a level of branches, if the client has all that they need.
         message_us: the cost of a message.
+        together: for each Node that stands for a branch of a worker the number of the task that has
+            recorded it, otherwise -1; empty: there is none. Those of one task share a task.
     """
     halved, origin = split(spec, message_us=message_us)
     # Many workers profit from second halves in every graph: they are short work for the end.
@@ -56,7 +59,9 @@ def plan(
     )
     group_of, groups, callers = grouping.group_of, grouping.groups, -1
     if fuse and bundles:
-        group_of, groups, callers = bundle(halved, grouping, caller_takes_part=caller_takes_part)
+        group_of, groups, callers = bundle(
+            halved, grouping, caller_takes_part=caller_takes_part, together=together
+        )
     return _plan(halved, group_of, groups, origin, callers, workers, message_us)
 
 

@@ -21,7 +21,7 @@ from mpgrad.scheduler.plan_tables import Plan
 #: The number of plans that are kept, the last used ones.
 PLANS_MAX = 64
 
-MakePlan: TypeAlias = Callable[[GraphSpec], Plan]
+MakePlan: TypeAlias = Callable[..., Plan]
 
 
 class PlanCache:
@@ -31,7 +31,7 @@ class PlanCache:
     their plan beside their tables.
 
     Args:
-        make_plan: the function that makes a plan.
+        make_plan: makes a plan of a graph, with ``together`` of ``plan()``.
         least_us: what a Node counts as at least, where costs are compared.
     """
 
@@ -39,13 +39,13 @@ class PlanCache:
         self._make_plan, self._least_us = make_plan, least_us
         self._plans: OrderedDict[Any, tuple[list[float], Plan]] = OrderedDict()
 
-    def plan(self, spec: GraphSpec) -> Plan:
-        """The plan of ``spec``: a cached one or a new one."""
-        key = structure(spec)
+    def plan(self, spec: GraphSpec, together: tuple[int, ...] = ()) -> Plan:
+        """The plan of ``spec``: a cached one or a new one; ``together`` as for ``plan()``."""
+        key = structure(spec), together
         found = self._plans.get(key)
         costs = costs_of(spec, self._least_us)
         if found is None or not are_near(costs, found[0]):
-            found = self._plans[key] = (costs, self._make_plan(spec))
+            found = self._plans[key] = (costs, self._make_plan(spec, together=together))
             if len(self._plans) > PLANS_MAX:
                 self._plans.popitem(last=False)
         self._plans.move_to_end(key)

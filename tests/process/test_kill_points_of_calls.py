@@ -15,6 +15,7 @@ import mpgrad as mg
 from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.engine.placement import place
+from mpgrad.parallel import placing
 from mpgrad.recording.tensors.tensor import gradient_edge
 from tests.leftovers import wait_until
 from tests.process.kill_points import PHASES, SPARED, kill_at
@@ -35,6 +36,14 @@ PHASES_OF_COORDINATOR = [
 ]
 #: In a matrix of both passes the first and the last task: the middle is like the first.
 WHICH = ("first", "last")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_call_per_task() -> Iterator[None]:
+    """The number of tasks, as the kill points count them, does not depend on how fast they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placing.CUTS, "tasks", lambda name, chunks: chunks)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from mpgrad import nn
 from mpgrad.calls.branches import BRANCHES
 from mpgrad.parallel import placing
 from tests.leftovers import wait_until
+from tests.process.test_hidden_state import tasks_of_workers
 
 pytestmark = pytest.mark.process
 
@@ -147,18 +148,70 @@ def test_a_sum_has_the_bits_of_its_chunks(engine: mg.Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("took_us", "expected"), [(None, 1), (50.0, 4), (900.0, 2), (1500.0, 1), (50_000.0, 1)]
+    ("chunk_us", "expected"),
+    [
+        (50.0, [4, 4, 4, 4]),
+        (900.0, [4, 4, 2, 2, 2, 2]),
+        (2000.0, [4, 4, 2, 2, 1, 1, 1, 1]),
+        (4000.0, [2, 2, 2, 2, 2, 2, 1, 1, 1, 1]),
+        (50_000.0, [1] * 16),
+    ],
 )
-def test_one_task_runs_several_short_chunks(
-    took_us: float | None, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A map of 16 nothings took 10 ms of processor time in 16 tasks, 6 in 4."""
-    times = {} if took_us is None else {"f": took_us}
+def test_one_task_runs_several_short_chunks(chunk_us: float, expected: list[int]) -> None:
+    """A map of 16 items of 2 ms took 45 ms in 16 tasks a pass, 41 in 8."""
+    assert placing.sizes_of_tasks(chunk_us, 16, 2) == expected
+
+
+def test_all_chunks_have_a_task() -> None:
+    for chunks in (1, 2, 3, 7, 100, 128):
+        for workers in (1, 2, 3, 16):
+            for chunk_us in (1.0, 300.0, 3000.0, 1e6):
+                sizes = placing.sizes_of_tasks(chunk_us, chunks, workers)
+                assert sum(sizes) == chunks
+                assert min(sizes) >= 1
+                assert sorted(sizes[:-1], reverse=True) == sizes[:-1]
+
+
+def test_a_map_is_cut_anew_when_its_times_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = [range(at, at + 1) for at in range(16)]
+    times: dict[str, float] = {}
     monkeypatch.setattr(placing, "TIMES", times)
+    cuts = placing.Cuts()
+    found = []
     with mg.Engine("local", cpu_workers=2):
-        assert placing.chunks_together("f", 1, 16) == expected
-        assert placing.chunks_together("f", 4, 16) == (1 if took_us != 50.0 else 4)
-        assert placing.chunks_together("f", 1, 1) == 1
+        for took_us in (None, 600.0, 450.0, 850.0, 2000.0):
+            if took_us is not None:
+                times["f"] = took_us
+            found.append([len(one) for one in cuts.tasks("f", chunks)])
+    assert found == [
+        [1] * 16,
+        [4, 4, 3, 3, 2],
+        [4, 4, 3, 3, 2],
+        [4, 4, 3, 3, 2],
+        [4, 4, 2, 2, 1, 1, 1, 1],
+    ]
+
+
+def test_branches_that_one_task_has_recorded_are_differentiated_by_one(
+    engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placing.CUTS, "tasks", lambda name, chunks: _cut(3, chunks))
+    (w,) = leaves(3, (4,))
+    outs = mg.parallel_map(lambda k: (w * k).sin().sum(), [0.1 * k for k in range(8)])
+    loss, before = mg.stack(outs).sum(), tasks_of_workers(engine)
+    loss.backward()
+    if engine.mode == "process":
+        assert tasks_of_workers(engine) - before <= 3 + 2  # and around them
+    with mg.Engine("local"):
+        expected = mg.stack([(w * (0.1 * k)).sin().sum() for k in range(8)]).sum()
+        (gradient,) = mg.autograd.grad(expected, w)
+    assert mg.allclose(w.grad, gradient)
+
+
+def _cut(together: int, chunks: list[range]) -> list[range]:
+    starts = range(0, len(chunks), together)
+    ends = [min(at + together, len(chunks)) - 1 for at in starts]
+    return [range(chunks[at].start, chunks[end].stop) for at, end in zip(starts, ends, strict=True)]
 
 
 def test_results_do_not_depend_on_how_chunks_are_run(
@@ -171,7 +224,7 @@ def test_results_do_not_depend_on_how_chunks_are_run(
 
     found = []
     for together in (1, 5, 40):
-        monkeypatch.setattr(placing, "chunks_together", lambda *_, n=together: n)
+        monkeypatch.setattr(placing.CUTS, "tasks", lambda _, chunks, n=together: _cut(n, chunks))
         outs = mg.parallel_map(item, [0.1 * k for k in range(13)])
         total = mg.parallel_map(item, [0.1 * k for k in range(13)], out="sum", chunks=7)
         (gradient,) = mg.autograd.grad(mg.stack(outs).sum() + total, weight)
@@ -182,7 +235,7 @@ def test_results_do_not_depend_on_how_chunks_are_run(
 def test_an_error_of_several_chunks_in_a_task_is_that_of_the_lowest_item(
     engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placing, "chunks_together", lambda *_: 4)
+    monkeypatch.setattr(placing.CUTS, "tasks", lambda name, chunks: _cut(4, chunks))
 
     def item(k: int) -> int:
         if k in (6, 9):

@@ -181,3 +181,50 @@ def test_sums_of_leaves_share_a_task_unless_they_are_work() -> None:
 
     assert leaves(64) == 1
     assert leaves(1 << 23) == 2
+
+
+# ----------------------------------------------------------------------- branches of workers
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_branches_that_one_task_has_recorded_share_a_task(seed: int) -> None:
+    rng = Random(seed)
+    spec = random_graph(rng, client_share=0.1).spec
+    branches = {at for at, node in enumerate(spec.nodes) if node.is_for_cpu and rng.random() < 0.4}
+    nodes = tuple(
+        node._replace(is_branch=at in branches, cost_us=max(node.cost_us, MESSAGE_US))
+        if at in branches
+        else node
+        for at, node in enumerate(spec.nodes)
+    )
+    spec = spec._replace(nodes=nodes)
+    tasks = rng.choice((1, 3, 8))
+    together = tuple([rng.randrange(tasks) if at in branches else -1 for at in range(len(nodes))])
+    grouping = group(spec, fuse=True, workers=2)
+    bundle_of, bundles, _ = bundle(spec, grouping, together=together)
+    for nodes_of_bundle in bundles:
+        recorded = {together[at] for at in nodes_of_bundle if at in branches}
+        groups = {grouping.group_of[at] for at in nodes_of_bundle if at in branches}
+        assert len(recorded) <= 1 or len(groups) == 1
+    for producer, node in enumerate(spec.nodes):
+        for target in node.edges:
+            assert target is None or bundle_of[producer] <= bundle_of[target[0]]
+
+
+def test_a_task_of_branches_has_a_longest_time() -> None:
+    spec = fan(8, TASK_MAX_US / 3, is_branch=set(range(1, 9)))
+    together = (-1, 0, 0, 0, 0, 1, 1, 2, 3)
+    assert nodes_of(plan(spec, workers=2, together=together)) == [
+        [0], [1, 2, 3], [4], [5, 6], [7], [8],
+    ]  # fmt: skip
+    assert len(plan(spec, workers=2).tasks) == 9
+
+
+def test_a_branch_behind_a_branch_has_a_task_of_its_own() -> None:
+    """Another worker may have recorded it, and would have to make both again."""
+    spec = fan(4, 500.0, links=2, is_branch=set(range(1, 9)))
+    assert nodes_of(plan(spec, workers=2)) == [[at] for at in range(9)]
+    together = (-1, 0, 0, 1, 1, 2, 2, 3, 3)
+    assert nodes_of(plan(spec, workers=2, together=together)) == [
+        [0], [1, 2], [3, 4], [5, 6], [7, 8],
+    ]  # fmt: skip
