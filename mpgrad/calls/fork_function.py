@@ -50,17 +50,22 @@ class Lifetime:
     Attributes:
         number: of the branch.
         slot: of the worker that has recorded it.
-        task: the number of the first branch that the same task has recorded.
+        task: that has recorded it: the number of its first call, and how many it has run.
         held: what must live as long: the arrays that its worker reads.
     """
 
     __slots__ = ("_ended", "held", "number", "slot", "task")
 
     def __init__(
-        self, number: int, slot: int, ended: Ended | None, held: Any = None, task: int | None = None
+        self,
+        number: int,
+        slot: int,
+        ended: Ended | None,
+        held: Any = None,
+        task: tuple[int, int] | None = None,
     ) -> None:
         self.number, self.slot, self._ended, self.held = number, slot, ended, held
-        self.task = number if task is None else task
+        self.task = task or (number, 1)
 
     def __del__(self) -> None:
         if self._ended is None:
@@ -160,16 +165,15 @@ def recorded_together(nodes: Sequence[Any]) -> tuple[int, ...]:
     -1: it is no branch of a worker. Empty: none is."""
     if not has_branches_in_workers(nodes):
         return ()
-    numbers: dict[tuple[int, int], int] = {}
-    return tuple([
-        -1 if holder_of(node) < 0 else numbers.setdefault(_task_of(node), len(numbers))
-        for node in nodes
-    ])  # fmt: skip
-
-
-def _task_of(node: FunctionNode) -> tuple[int, int]:
-    lifetime: Lifetime = node.ctx.lifetime
-    return lifetime.slot, lifetime.task
+    numbers: dict[Any, int] = {}
+    found = []
+    for node in nodes:
+        if holder_of(node) == IN_CLIENT:
+            found.append(-1)
+        else:
+            lifetime = node.ctx.lifetime
+            found.append(numbers.setdefault((lifetime.slot, lifetime.task), len(numbers)))
+    return tuple(found)
 
 
 def branch_in_words(node: Any) -> str:

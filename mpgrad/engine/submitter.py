@@ -79,22 +79,22 @@ def _noted(condition: threading.Condition) -> Iterator[None]:
 
 @dataclass(eq=False)
 class Submission:
-    """A call, and who wants to know how it ends.
+    """Calls that one task runs, and who wants to know how they end.
 
     Attributes:
-        request: the call.
+        requests: the calls.
         around, keep: see ``run_calls``.
         depth: see ``depth_of_calls``.
-        begin: is asked before the call is sent: False drops it.
-        end: gets what it has given, or the exception.
+        begin: is asked before they are sent: False drops them.
+        end: gets what each has given, or the exception of the first that has raised.
     """
 
-    request: Request
+    requests: Sequence[Request]
     around: Around
     keep: PackedArrays
     depth: int
     begin: Callable[[], bool]
-    end: Callable[[Answered | BaseException], None]
+    end: Callable[[Sequence[Answered] | BaseException], None]
     recoveries: int = 0
     is_begun: bool = False
 
@@ -118,8 +118,8 @@ class Submission:
         if self.begins():
             self.tell(error)
 
-    def tell(self, found: Answered | BaseException) -> None:
-        """Say how it has ended. What a callback of its Future raises (SystemExit, which a Future
+    def tell(self, found: Sequence[Answered] | BaseException) -> None:
+        """Say how they have ended. What a callback of its Future raises (SystemExit, which a Future
         lets pass) ends neither the thread that serves all calls nor another call."""
         try:
             self.end(found)
@@ -259,7 +259,7 @@ class Submitter:
         number = next_graph_number()
         self._running[number] = submission  # whatever happens now is told to it
         submission.keep.engine_arena = self._sessions.coordinator.arena
-        chunks: Sequence[Sequence[Request]] = [[submission.request]]
+        chunks, calls = [submission.requests], len(submission.requests)
         try:
             tasks = iter(
                 [*tasks_of(chunks, submission.around, submission.keep, self._sessions.initializer)]
@@ -267,7 +267,9 @@ class Submitter:
         except Exception as error:
             self._end(number, error)
             return
-        messages = messages_of(tasks, 1, 1, session.peer, number, session.workers, submission.depth)
+        messages = messages_of(
+            tasks, 1, calls, session.peer, number, session.workers, submission.depth
+        )
         session.submit(messages, no_client_task)
 
     def _look_at(self, number: int, session: Session) -> None:
@@ -276,29 +278,34 @@ class Submitter:
             return
         # It counts as running until it has been told: the coordinator may die before that.
         submission = self._running[number]
-        kept, request = session.kept_of(number), submission.request
+        kept, requests = session.kept_of(number), submission.requests
+        ended = self._sessions.ended_branches
         if not isinstance(outcome, CompleteGraph):
-            self._sessions.ended_branches.extend([(ANY_SLOT, at) for at in request.recorded])
-            call = request.call
+            ended.extend([(ANY_SLOT, at) for one in requests for at in one.recorded])
+            call = requests[0].call
             name = call.call.backward_in_words if isinstance(call, Derivative) else call.name
             self._end(number, error_of_calls(outcome, lambda _: name))
             return
         warn(kept, lambda _: 0)
-        took_us = times_of(outcome, [[request]], session)
-        (found,) = opened(outcome.captures, took_us, self._sessions, session)
-        self._sessions.ended_branches.extend(request.left_behind(found.answer.slot))
-        if not found.lacks_room:
+        took_us = times_of(outcome, [requests], session)
+        found = opened(outcome.captures, took_us, self._sessions, session)
+        pairs = [*zip(requests, found, strict=True)]
+        ended.extend([at for one, gave in pairs for at in one.left_behind(gave.answer.slot)])
+        if not any(gave.lacks_room for gave in found):
             self._end(number, found)
             return
         try:
-            submission.request = request.with_room(found.answer.nbytes, found.answer.slot)
+            submission.requests = [
+                one.with_room(gave.answer.nbytes, gave.answer.slot) if gave.lacks_room else one
+                for one, gave in pairs
+            ]
         except MpgradError as error:
             self._end(number, error)
         else:
             del self._running[number]
             self._send(session, submission)
 
-    def _end(self, number: int, found: Answered | BaseException) -> None:
+    def _end(self, number: int, found: Sequence[Answered] | BaseException) -> None:
         self._running.pop(number).tell(found)
 
     def _recover(self, lost: CoordinatorLost) -> None:

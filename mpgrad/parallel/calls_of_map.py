@@ -269,7 +269,7 @@ class CallsOfMap:
             chunks = self._chunks(first)
             answered = execution.run_calls(chunks, self.around, self.keep)
         requests = [request for chunk in chunks.made for request in chunk]
-        tasks = [chunk[0].recorded[0] for chunk in chunks.made for _ in chunk]
+        tasks = [(chunk[0].recorded[0], len(chunk)) for chunk in chunks.made for _ in chunk]
         placing.TIMES.observe(self.key, [one.took_us for one in answered])
         ran, lacking = dict[int, _Ran](), dict[int, Request]()
         placing.SIZES.note(self.key, max([one.answer.nbytes for one in answered]))
@@ -312,7 +312,7 @@ class CallsOfMap:
 
         return Chunks(list(map(len, calls)), make)
 
-    def _opened(self, number: int, one: Answered, task: int | None = None) -> _Ran:
+    def _opened(self, number: int, one: Answered, task: tuple[int, int] | None = None) -> _Ran:
         """What call ``number`` has given. Its branch goes with it, whatever is raised later."""
         answer, data = one.answer, one.data
 

@@ -6,7 +6,7 @@ import concurrent.futures
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpgrad.autograd.running import engine_slot
@@ -184,19 +184,19 @@ def _submit(made: CallsOfMap, future: ForkFuture, begins: Callable[[ForkFuture],
     versions = made.versions()
     made.take_own_memory()
 
-    def end(answered: Answered | BaseException) -> None:
+    def end(answered: Sequence[Answered] | BaseException) -> None:
         try:
             if isinstance(answered, BaseException):
                 raise answered
             ended = execution.sessions.ended_branches
-            result = made.result_of(answered, ended, place, versions)
+            result = made.result_of(answered[0], ended, place, versions)
         except BaseException as error:
             future.set_exception(error)
         else:
             future.set_result(result)
 
     submission = Submission(
-        made.request(0),
+        [made.request(0)],
         made.around,
         made.keep,
         depth_of_calls(),

@@ -29,12 +29,10 @@ from mpgrad.calls.branch_gradients import differentiate, require_unsaved
 from mpgrad.calls.branches import made_again
 from mpgrad.calls.call import Derivative, Ran
 from mpgrad.calls.fork_function import IN_CLIENT, gone
-from mpgrad.engine.calls_in_workers import Answered, Request, depth_of_calls
-from mpgrad.engine.engine import current_engine
-from mpgrad.engine.packed_arrays import PackedArrays
-from mpgrad.engine.submitter import Submission, is_serving_thread
+from mpgrad.engine.calls_in_workers import Answered, Request
+from mpgrad.engine.submitter import is_serving_thread
 from mpgrad.parallel import placing
-from mpgrad.wire.surroundings import look_around
+from mpgrad.torch.derivatives import DerivativeTask, Derived, submit_waiting
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -53,16 +51,6 @@ class _Counts(PerThread):
 
 
 _counts = _Counts()
-
-
-class Derived(Future[Any]):
-    """The gradients of a branch, which may not be there yet.
-
-    Attributes:
-        stop: see ``Submitter.stop``.
-    """
-
-    stop: Callable[[int | None], None]
 
 
 class _UnderWay(PerThread):
@@ -172,6 +160,7 @@ class ForkedBranch:
         """The gradient of each input."""
         with _others_stopped_on_error():
             flight, keeps_graph = self._flights[backward_number()]
+            submit_waiting(backward_number())
             found = flight.result() if isinstance(flight, Future) else flight
         del self._flights[backward_number()]
         if not keeps_graph:
@@ -181,8 +170,8 @@ class ForkedBranch:
     def stop(self, number: int, grace_ms: int | None) -> None:
         """Nobody will ask for what the backward with that number has begun here."""
         flight, _ = self._flights.pop(number, (None, False))
-        if isinstance(flight, Future):
-            flight.stop(grace_ms)  # type: ignore[attr-defined]
+        if isinstance(flight, Derived):
+            flight.stop(grace_ms)
 
     def stop_all(self, grace_ms: int) -> None:
         """``stop`` for every backward: none is running."""
@@ -259,7 +248,6 @@ class ForkedBranch:
 
     def _submitted(self, task: Derivative, arrays: list[Array | None]) -> Future[Any]:
         ran, library = self._parts()
-        execution = current_engine().execution_for_calls()
         expected = sum(
             [a.nbytes + _PADDING for a, n in zip(ran.arrays, task.needs, strict=True) if n]
         )
@@ -276,17 +264,11 @@ class ForkedBranch:
             except BaseException as error:
                 future.set_exception(error)
 
-        submission = Submission(
-            Request(task, arrays, expected, ran.lifetime.slot),
-            look_around(),
-            PackedArrays(),
-            depth_of_calls(),
-            future.set_running_or_notify_cancel,
-            end,
-        )
-        future.stop = submission.stopping(execution.submitter)
+        together = DerivativeTask.of(backward_number(), ran.lifetime)
+        future.stop = together.stop
+        future.set_running_or_notify_cancel()
         self._is_under_way(future)
-        execution.submitter.submit(submission)
+        together.add(Request(task, arrays, expected, ran.lifetime.slot), end)
         return future
 
     def _recorded_gradients(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -108,8 +109,11 @@ def _array_at(address: int, nbytes: int, holder: Any) -> Array:
 def resident_bytes() -> int:
     """The memory of its own that this process has now; 0 if the system does not tell."""
     try:
-        with open("/proc/self/statm", "rb") as file:
-            _, resident, shared, *_ = map(int, file.read().split())
+        file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return 0
+    try:
+        _, resident, shared, *_ = map(int, os.read(file, 256).split())
+    finally:
+        os.close(file)
     return (resident - shared) * mmap.PAGESIZE

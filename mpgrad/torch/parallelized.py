@@ -25,11 +25,11 @@ from mpgrad.torch.branch_nodes import (
     HAS_NUMBERS,
     BeginBranch,
     BranchPlace,
-    Derived,
     ForkedBranch,
     are_batched,
     backward_number,
 )
+from mpgrad.torch.derivatives import Derived
 from mpgrad.torch.shared_results import SharedResult
 from mpgrad.torch.tensors import LIBRARY
 
