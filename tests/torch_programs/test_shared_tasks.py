@@ -1,4 +1,5 @@
-"""Branches that one task has recorded are differentiated by one task, as far as torch begins them."""
+"""Branches that one task has recorded are differentiated by one task, as far as torch begins them.
+"""
 
 from __future__ import annotations
 
