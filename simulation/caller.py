@@ -32,7 +32,7 @@ from simulation.branches import CallerBranches, plan_of_map
 from simulation.calling_thread import CallingThread
 from simulation.expectations import INTERRUPTED, require
 from simulation.known_coordinator import DrawnInterrupts, NotMade
-from simulation.own_tasks import OwnTasks
+from simulation.local_tasks import LocalTasks
 from simulation.path_counts import (
     Content,
     TracedGraph,
@@ -75,7 +75,7 @@ class Caller:
         self._dealer: MemoryDealer | None = None
         self._plans: dict[int, Plan] = {}
         #: By graph: the tasks that run here without a dispatch.
-        self._own: dict[int, OwnTasks] = {}
+        self._own: dict[int, LocalTasks] = {}
         #: Serial position of the last client task of each graph: hooks keep their order.
         self._last_position: dict[int, int] = {}
         #: Blocks of the client's arena that a running graph may still read.
@@ -284,7 +284,7 @@ class Caller:
             task._replace(payload=(program, number)) for number, task in enumerate(planned.tasks)
         ]
         seeds = self._seeds(name, graph, planned)
-        own = self._own[name] = OwnTasks(graph, planned, rng)
+        own = self._own[name] = LocalTasks(graph, planned, rng)
         if own.meanwhile is not None:
             world.expected.own[program] = own.meanwhile
         seeds = tuple(seed for seed in seeds if seed[0] >= own.count)
@@ -338,7 +338,7 @@ class Caller:
     def _messages(
         self, submitted: ev.GraphSubmitted, cuts: list[int], tasks: list[NodeTaskSpec]
     ) -> Iterator[ev.GraphSubmitted | ev.GraphExtended]:
-        """As ``engine.handover``: the tables, then what the caller's own task gives."""
+        """As ``engine.graph_submission``: the tables, then what the local share gives."""
         name, own = submitted.graph, self._own[submitted.graph]
         yield from in_chunks(submitted, cuts, partial(self._tables, tasks), goes_on=own.is_awaited)
         if own.meanwhile is None:
@@ -348,8 +348,8 @@ class Caller:
             failed = None if step is None else (own.meanwhile, step)
             yield ev.GraphExtended(self.peer, name, (), True, given, failed)
 
-    def _run_meanwhile(self, name: int, own: OwnTasks) -> tuple[Seeds, int | None]:
-        """Run the caller's own task: what it gives to others, and the step that raised."""
+    def _run_meanwhile(self, name: int, own: LocalTasks) -> tuple[Seeds, int | None]:
+        """Run the local share: what it gives to others, and the step that raised."""
         assert self._session is not None
         world, step, given = self._world, None, Seeds()
         try:

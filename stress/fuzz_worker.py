@@ -26,7 +26,7 @@ from mpgrad.autograd.running import engine_slot
 from mpgrad.base.exits import describe_exit
 from mpgrad.base.handles import Block
 from mpgrad.engine.client_worker import ClientWorker
-from mpgrad.engine.handover import Handover
+from mpgrad.engine.graph_submission import GraphSubmission
 from mpgrad.engine.placement import Placed
 from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.errors import ProtocolError
@@ -79,7 +79,7 @@ class WorkerStage:
         # Without fusion, many gradients go through blocks.
         is_fused = self._chance.random() < 0.5
         prepared = PreparedGraph(frozen.spec, plan(frozen.spec, workers=2, fuse=is_fused))
-        handover = Handover(frozen, prepared, {})
+        handover = GraphSubmission(frozen, prepared, {})
         placed = Placed(frozen, {}, {}, {})
         client = ClientWorker(placed, prepared, handover, self._arena, contextlib.nullcontext, 1)
         ahead = client.run_ahead()

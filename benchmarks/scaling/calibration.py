@@ -20,7 +20,7 @@ from benchmarks.scaling.costs import Costs, MessageCosts, WorkerCosts
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.profiling.task_times import unpack_times
 from mpgrad.base.handles import INLINE_LIMIT_BYTES, Block, GradientRef
-from mpgrad.engine.handover import Handover
+from mpgrad.engine.graph_submission import GraphSubmission
 from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.recording.tensors.tensor import gradient_edge
 from mpgrad.scheduler.events import NodeTaskDone
@@ -222,10 +222,10 @@ def _run_task_us(nodes: int) -> tuple[float, float]:
     seed = np.ones(16, np.float32)
     frozen = freeze([gradient_edge(y)], [seed], keep_graph=True, cost=lambda node: 1.0)
     graph = PreparedGraph(frozen.spec, plan(frozen.spec))
-    handover = Handover(frozen, graph, {})
-    ((payload, program),) = handover.programs(range(1))
-    handover.is_timed = True
-    ((timed_payload, timed_program),) = handover.programs(range(1))
+    submission = GraphSubmission(frozen, graph, {})
+    ((payload, program),) = submission.programs(range(1))
+    submission.is_timed = True
+    ((timed_payload, timed_program),) = submission.programs(range(1))
     engine_arena = Segment.create(MB, "calibration")
     runner = TaskRunner(
         WorkerMemory(os.dup(client_arena().segment.fd), os.dup(engine_arena.fd)),
@@ -239,7 +239,7 @@ def _run_task_us(nodes: int) -> tuple[float, float]:
     timed = dispatch._replace(payload=timed_payload, program=timed_program)
     starts = [_start_us(runner, timed) for _ in range(ROUNDS)]
     cost = _us(lambda: runner.run(dispatch), 200)
-    handover.close()
+    submission.close()
     return median(starts), cost
 
 

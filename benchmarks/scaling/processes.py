@@ -249,7 +249,7 @@ class ClientProcess(Process):
     def _messages(
         self, number: int, workers: int
     ) -> Iterator[ev.GraphSubmitted | ev.GraphExtended]:
-        """As ``engine.handover.Handover``; while it packs and sends, it takes a core."""
+        """As ``GraphSubmission.messages``; while it packs and sends, it takes a core."""
         planned, done, paid_us = self._planned, int(self._planned.opens_alone), self.clock.spent_us
         seeds = [(*seed, bytes(4)) for seed in planned.seeds if seed[0] >= done]
         if done:

@@ -19,7 +19,7 @@ from benchmarks.scaling.networks import Network
 from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
-from mpgrad.engine.handover import Handover
+from mpgrad.engine.graph_submission import GraphSubmission
 from mpgrad.engine.placement import place
 from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.recording.dispatch.operator_node import OperatorNode
@@ -109,9 +109,9 @@ def _client_costs(frozen: FrozenGraph, rounds: int, walk_us: float) -> ClientCos
     tasks = [task for task, spec in enumerate(graph.plan.tasks) if not spec.on_client]
     series = []
     for _ in range(1 + rounds):
-        handover = Handover(frozen, graph, placed.code, placed.around)
-        series.append([_seconds_to_pack(handover, task) for task in tasks])
-        handover.close()
+        submission = GraphSubmission(frozen, graph, placed.code, placed.captured)
+        series.append([_seconds_to_pack(submission, task) for task in tasks])
+        submission.close()
     took_us = [min(times) * 1e6 for times in zip(*series[1:], strict=True)]
     counts = [len(graph.plan.groups[task]) for task in tasks]
     if len(set(counts)) == 1:
@@ -130,9 +130,9 @@ def _walk_us(loss: Any, rounds: int) -> float:
     return min(took) * 1e6
 
 
-def _seconds_to_pack(handover: Handover, task: int) -> float:
+def _seconds_to_pack(submission: GraphSubmission, task: int) -> float:
     start = perf_counter()
-    handover.programs(range(task, task + 1))
+    submission.programs(range(task, task + 1))
     return perf_counter() - start
 
 

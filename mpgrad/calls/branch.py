@@ -30,7 +30,7 @@ from mpgrad.calls.results import can_return, dump_result
 from mpgrad.calls.state import ReachedState
 from mpgrad.calls.unpicklable import why_it_does_not_travel
 from mpgrad.recording.tensors.storage import leaves_made
-from mpgrad.wire.surrounded import surrounded
+from mpgrad.wire.state_in_force import state_in_force
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -170,7 +170,7 @@ def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
     held = library.held()
     with (
         engine_slot.locally(),
-        surrounded(call.around) as changed_around,
+        state_in_force(call.captured) as changed_around,
         library.entered(call.modes),
         leaves_made() as made,
         held_by_classes([(cls, name, inputs[at]) for cls, name, at in call.held])
@@ -248,8 +248,8 @@ def _watched(
         return
     state = ReachedState(reached, call.watched, library.tensor_class)
     yield
-    if around := changed_around():
-        raise RuntimeError(_AROUND.format(name=call.name, what=around))
+    if change_around := changed_around():
+        raise RuntimeError(_AROUND.format(name=call.name, what=change_around))
     change = state.what_changed(reached)
     if change is not None:
         remedy = _SPAWN if change.is_generator else _RETURN

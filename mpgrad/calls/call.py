@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from mpgrad.recording.tensors.storage import adopt
-from mpgrad.wire.surroundings import Around
+from mpgrad.wire.captured_state import CapturedState
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -53,7 +53,7 @@ class BranchCall(NamedTuple):
         seed: where the random numbers of all items come from.
         modes: of the calling thread, as its library gives them.
         library: the module of the ArrayLibrary of its tensors.
-        around: what was around the caller; None: what is around the process that runs it.
+        captured: the state of the caller; None: that of the process that runs it.
         held: for each tensor that is an attribute of a class of the client's: class, name, number.
         watched: whether what the function reaches is compared before and after; None: it is not.
             Otherwise the names of attributes that may change.
@@ -72,7 +72,7 @@ class BranchCall(NamedTuple):
     seed: tuple[int, int, int]
     modes: tuple[Any, ...]
     library: str
-    around: Around | None
+    captured: CapturedState | None
     watched: frozenset[str] | None = None
     held: tuple[tuple[type[Any], str, int], ...] = ()
     seeks_lost: bool = False

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.calls.call import BranchCall, Derivative, InputKind, Item
+from mpgrad.wire.captured_state import CapturedState
 from mpgrad.wire.code_pickles import dumps
 from mpgrad.wire.packed_texts import pack_text, unpack_text
 from mpgrad.wire.programs import CallItem, CallRule, DerivativeRule, PackedArray
-from mpgrad.wire.surroundings import Around
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -33,9 +33,9 @@ def rule_of(
 
     Args:
         call, inputs, pack: see there.
-        runs_now: whether its task has what is around the call around it.
+        runs_now: whether its task has the captured state of the call.
     """
-    around = None if runs_now else call.around
+    captured = None if runs_now else call.captured
     return CallRule(
         call.number,
         pack_text(call.name),
@@ -51,8 +51,8 @@ def rule_of(
         call.modes,
         call.library,
         None if call.watched is None else tuple(sorted(call.watched)),
-        b"" if around is None else around.data,
-        {} if around is None else around.numpy_errors,
+        b"" if captured is None else captured.data,
+        {} if captured is None else captured.numpy_errors,
         call.seeks_lost,
         call.retries,
     )
@@ -101,7 +101,7 @@ def call_of(rule: CallRule, unpack: Callable[[PackedArray], Array]) -> BranchCal
         rule.seed,
         rule.modes,
         rule.library,
-        Around(rule.surroundings, "", rule.numpy_errors) if rule.surroundings else None,
+        CapturedState(rule.captured_state, "", rule.numpy_errors) if rule.captured_state else None,
         None if rule.watched is None else frozenset(rule.watched),
         seeks_lost=rule.seeks_lost,
         retries=rule.retries,

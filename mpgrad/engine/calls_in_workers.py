@@ -36,6 +36,7 @@ from mpgrad.scheduler.events import (
 )
 from mpgrad.scheduler.instructions import CompleteGraph, DispatchNodeTask, ForwardOutput
 from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec, OutputSpec
+from mpgrad.wire.captured_state import CapturedState
 from mpgrad.wire.output_record import WARNING, replay_warnings
 from mpgrad.wire.programs import (
     CallAnswer,
@@ -47,7 +48,6 @@ from mpgrad.wire.programs import (
     encode_program,
     encode_wiring,
 )
-from mpgrad.wire.surroundings import Around
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -145,7 +145,7 @@ def run_calls(
     chunks: Chunks,
     sessions: SessionPool,
     shows_progress: bool,
-    around: Around,
+    captured: CapturedState,
     keep: PackedArrays,
 ) -> list[Answered]:
     """Run calls in workers, one task for each chunk.
@@ -154,7 +154,7 @@ def run_calls(
         chunks: the calls; those of later ones are made while workers run earlier ones.
         sessions: of the engine.
         shows_progress: see ``Engine(progress=...)``.
-        around: what is around the calling thread.
+        captured: the state of the calling thread.
         keep: holds the arrays that workers read; it must live as long as the branches.
 
     Returns:
@@ -165,7 +165,7 @@ def run_calls(
         WorkerLost, CoordinatorLost, SharedMemoryExhausted, EngineClosed: see ``mpgrad.errors``.
     """
     try:
-        return _run_calls(chunks, sessions, shows_progress, around, keep)
+        return _run_calls(chunks, sessions, shows_progress, captured, keep)
     except BaseException:
         # Some of them may have ended well, and nobody will ask for their branches.
         sessions.ended_branches.extend(
@@ -178,13 +178,13 @@ def _run_calls(
     chunks: Chunks,
     sessions: SessionPool,
     shows_progress: bool,
-    around: Around,
+    captured: CapturedState,
     keep: PackedArrays,
 ) -> list[Answered]:
     number = next_graph_number()
     with sessions.session() as session:
         keep.engine_arena = sessions.coordinator.arena
-        tasks = tasks_of(chunks, around, keep, sessions.initializer)
+        tasks = tasks_of(chunks, captured, keep, sessions.initializer)
         messages = messages_of(
             tasks,
             len(chunks),
@@ -234,14 +234,14 @@ def no_client_task(dispatch: DispatchNodeTask) -> NodeTaskDone | NodeTaskFailed:
 
 def tasks_of(
     chunks: Sequence[Sequence[Request]],
-    around: Around,
+    captured: CapturedState,
     keep: PackedArrays,
     initializer: Initializer | None,
 ) -> Iterator[NodeTaskSpec]:
     """The task of each chunk, made when it is asked for."""
     position = 0
     for number, chunk in enumerate(chunks):
-        yield _task(chunk, position, len(chunks) - number, around, keep, initializer)
+        yield _task(chunk, position, len(chunks) - number, captured, keep, initializer)
         position += len(chunk)
 
 
@@ -278,7 +278,7 @@ def _task(
     chunk: Sequence[Request],
     position: int,
     behind: int,
-    around: Around,
+    captured: CapturedState,
     keep: PackedArrays,
     initializer: Initializer | None,
 ) -> NodeTaskSpec:
@@ -287,8 +287,8 @@ def _task(
             tuple([NodeProgram(_rule(one, keep), _WIRING) for one in chunk]),
             (),
             is_timed=RUNNING.recording is not None,
-            numpy_errors=around.numpy_errors,
-            surroundings=around.data,
+            numpy_errors=captured.numpy_errors,
+            captured_state=captured.data,
             initializer=None if initializer is None else initializer.packed(keep.array),
         )
     )

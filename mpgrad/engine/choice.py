@@ -91,7 +91,7 @@ def predict(planned: Plan, workers: int, message_us: float) -> Prediction:
     1966) says that the real makespan is at most twice this; with many tasks it is close.
     """
     messages_us = tuning.BACKWARD_MESSAGES * message_us
-    work_us = planned.work_us - (messages_us if planned.callers >= 0 else 0.0)
+    work_us = planned.work_us - (messages_us if planned.local_share >= 0 else 0.0)
     share_us = (work_us + len(planned.tasks) * message_us) / workers
     client_us = sum([task.cost_us for task in planned.tasks if task.on_client])
     longest_us = max(planned.critical_path_us + message_us, share_us, client_us)

@@ -19,7 +19,7 @@ from mpgrad.engine.placement import Placed
 from mpgrad.recording.dispatch.operator_node import OperatorNode
 from mpgrad.recording.tensors.saved_tensor import SavedTensor
 from mpgrad.recording.tensors.storage import VersionCounter
-from mpgrad.wire.surroundings import look_around, name_of_change
+from mpgrad.wire.captured_state import capture_state, name_of_change
 
 
 class StaleSaved:
@@ -93,11 +93,11 @@ class ReadsOfWorkers:
     """What the Functions on workers of one graph read: globals, settings of the process.
 
     Args:
-        placed: the graph, and what was around its Functions before user code ran.
+        placed: the graph, and the captured state of its Functions before user code ran.
     """
 
     def __init__(self, placed: Placed) -> None:
-        self._frozen, self._code, self._around = placed.frozen, placed.code, placed.around
+        self._frozen, self._code, self._captured = placed.frozen, placed.code, placed.captured
         #: By Function and the classes on its ctx, the last of its Nodes in serial order; made when
         #: user code has run.
         self._last: dict[tuple[Any, ...], int] | None = None
@@ -115,9 +115,9 @@ class ReadsOfWorkers:
         later = [key for key, position in self._last.items() if position > here]
         if not later:
             return
-        around = self._change_around()
+        captured = self._change_of_state()
         for function, *held in later:
-            if changed := what_changed(function, tuple(held)) or around:
+            if changed := what_changed(function, tuple(held)) or captured:
                 raise RuntimeError(
                     f"{self._frozen.spec.nodes[node].name} ran in this process and has changed "
                     f"{changed}, which {function.__qualname__} reads behind it, on a worker that "
@@ -136,9 +136,9 @@ class ReadsOfWorkers:
                 return function, what
         return None
 
-    def _change_around(self) -> str:
+    def _change_of_state(self) -> str:
         """What has changed of what is brought along for all Functions, in words."""
-        before, now = self._around, look_around()
+        before, now = self._captured, capture_state()
         assert before is not None
         changed = "" if now.data == before.data else name_of_change(before.data, now.data)
         if not changed and now.numpy_errors != before.numpy_errors:

@@ -1,5 +1,5 @@
-"""ClientWorker: runs the NodeTasks of the client: hooks, Functions that may not be shipped, and the
-part of the calling thread. It uses the inputs and the form of reply of a worker."""
+"""ClientWorker: runs the NodeTasks of the client: hooks, Functions that cannot travel, and the part
+of the calling thread. It uses the inputs and the form of reply of a worker."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from mpgrad.calls.functions.attributes import are_scalars, name_set
 from mpgrad.calls.functions.decision import is_tried, keep_changing, keep_in_client, note_tried
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.client_changes import ReadsOfWorkers, StaleSaved
-from mpgrad.engine.handover import Handover, RunOwn
+from mpgrad.engine.graph_submission import GraphSubmission, RunOwn
 from mpgrad.engine.learning import durations_us
 from mpgrad.engine.local import claim
-from mpgrad.engine.own_tasks import OwnTask
+from mpgrad.engine.local_tasks import LocalTask
 from mpgrad.engine.placement import Placed
 from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.recording.dispatch.operator_call import cpu
@@ -47,7 +47,7 @@ class ClientWorker:
 
     Args:
         placed, graph: the graph and its plan.
-        handover: the arrays and programs of the graph.
+        submission: the arrays and programs of the graph.
         arena: the engine's arena.
         user_code: wraps each rule.
         blas_threads: the number that workers have.
@@ -57,7 +57,7 @@ class ClientWorker:
         self,
         placed: Placed,
         graph: PreparedGraph,
-        handover: Handover,
+        submission: GraphSubmission,
         arena: ForeignArena,
         user_code: Callable[[], AbstractContextManager[None]],
         blas_threads: int,
@@ -66,12 +66,12 @@ class ClientWorker:
         self._frozen, self._graph, self._planned = placed.frozen, graph, graph.plan
         self._placed = placed
         self._reads = ReadsOfWorkers(placed) if placed.code else None
-        self._handover, self._arena = handover, arena
+        self._submission, self._arena = submission, arena
         #: The exceptions of failed tasks.
         self.errors: dict[int, BaseException] = {}
         #: Whether any of these tasks has begun: it is user code, which must not run twice.
         self.has_begun = False
-        #: Whether the calling thread's task may have changed something in place.
+        #: Whether the local share may have changed something in place.
         self.is_final = False
         #: The ctx of each Function of that task, with its attributes as they were.
         self._contexts: list[tuple[Any, dict[str, Any]]] = []
@@ -84,7 +84,7 @@ class ClientWorker:
         self._saved: StaleSaved | None = None
         #: The outputs of task 0, if that ran ahead.
         self._ahead: list[Any] | None = None
-        #: By the numbers of results: what the calling thread's task has given, and whether nobody
+        #: By the numbers of results: what the local share has given, and whether nobody
         #: else holds it.
         self.results: dict[int, tuple[Any, bool]] = {}
         #: The Node of that task that raised.
@@ -119,7 +119,7 @@ class ClientWorker:
             failed.append(at)
 
         def emit(output: int, array: Array | None) -> None:
-            refs[output] = self._handover.gradient(array)
+            refs[output] = self._submission.gradient(array)
 
         if self._saved is None:
             self._saved = StaleSaved(self._frozen)
@@ -141,7 +141,7 @@ class ClientWorker:
             return NodeTaskFailed(dispatch.peer, *name, b"", step=failed[-1])
         return NodeTaskDone(dispatch.peer, *name, tuple(refs))
 
-    def _note_contexts(self, own: OwnTask) -> None:
+    def _note_contexts(self, own: LocalTask) -> None:
         """Keep what user code of the task may set on its ctx, for a second run."""
         for at in own.nodes:
             node = self._frozen.nodes[at]
@@ -194,20 +194,20 @@ class ClientWorker:
             return None
         self._note_times(0, ahead.nodes, times, started)
         self._ahead = outputs
-        return [self._handover.gradient(array) for array in outputs]
+        return [self._submission.gradient(array) for array in outputs]
 
-    def own_task(self) -> RunOwn | None:
-        """What runs the calling thread's task (``Plan.callers``), after ``run_ahead``.
+    def local_share(self) -> RunOwn | None:
+        """What runs the local share (``Plan.local_share``), after ``run_ahead``.
 
         Returns:
             None if there is no such task, or if it cannot run here.
         """
         if anomaly.enabled or (self._ahead is None and self._planned.opens_alone):
             return None
-        own = self._graph.callers(self._frozen)
+        own = self._graph.local_share(self._frozen)
         return None if own is None or self._has_untried(own) else partial(self._run_own, own)
 
-    def _has_untried(self, own: OwnTask) -> bool:
+    def _has_untried(self, own: LocalTask) -> bool:
         """Whether the task has a Function that has not succeeded on a worker yet.
 
         If that raises there, the backward runs again here. What the calling thread had run
@@ -218,7 +218,7 @@ class ClientWorker:
         self._untried = {f for f in functions if f.run_on is None and not is_tried(f)}
         return bool(self._untried)
 
-    def _run_own(self, own: OwnTask) -> tuple[list[Given], int | None]:
+    def _run_own(self, own: LocalTask) -> tuple[list[Given], int | None]:
         """Run it while the workers run theirs.
 
         It is code that workers could run, so it may run again after the coordinator's death. Saved
@@ -251,7 +251,7 @@ class ClientWorker:
             if output.task == CAPTURE:
                 self.results[output.slot] = result
             else:
-                ref = self._handover.gradient(result[0])
+                ref = self._submission.gradient(result[0])
                 given.append((output.task, output.slot, output.place, ref))
         return given, None
 
@@ -323,4 +323,4 @@ class ClientWorker:
         """A copy of a gradient for the user: a hook may keep it, or change it."""
         if isinstance(ref, Block) and ref.arena == ENGINE_ARENA:
             return adopt(self._arena.open(ref, meta.shape, meta.dtype, writeable=False))
-        return self._handover.open(ref, meta)
+        return self._submission.open(ref, meta)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mpgrad.base.html_text import html_table
-from mpgrad.engine.handover import Handover
+from mpgrad.engine.graph_submission import GraphSubmission
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
 
 
@@ -22,13 +22,15 @@ class Counters:
         #: NodeTasks by the process that ran them.
         self.tasks: Counter[str] = Counter()
 
-    def note(self, handover: Handover, outcome: CompleteGraph | FailGraph, tasks: int) -> None:
+    def note(
+        self, submission: GraphSubmission, outcome: CompleteGraph | FailGraph, tasks: int
+    ) -> None:
         """Count a backward of ``tasks`` NodeTasks that has ended."""
         with self._lock:
-            self.handed_bytes += handover.handed_bytes
-            self.copied_bytes += handover.copied_bytes
-            if handover.devices is not None:
-                self.through_host_bytes += handover.devices.take_host_bytes()
+            self.handed_bytes += submission.handed_bytes
+            self.copied_bytes += submission.copied_bytes
+            if submission.devices is not None:
+                self.through_host_bytes += submission.devices.take_host_bytes()
             if isinstance(outcome, FailGraph):
                 self.failed += 1
                 return

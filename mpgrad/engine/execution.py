@@ -27,7 +27,7 @@ from mpgrad.engine.calls_in_workers import Answered, Chunks, run_calls
 from mpgrad.engine.choice import Experiences, Mode
 from mpgrad.engine.engine_statistics import ArenaStatistics, Counters, EngineStatistics
 from mpgrad.engine.explanation import Explanation, explain
-from mpgrad.engine.handover import SavedTensorsUnreadable
+from mpgrad.engine.graph_submission import SavedTensorsUnreadable
 from mpgrad.engine.in_workers import run_in_workers
 from mpgrad.engine.local import run_local, run_local_until
 from mpgrad.engine.options import EngineOptions
@@ -47,8 +47,8 @@ from mpgrad.engine.submitter import OF_PARENT, Submitter
 from mpgrad.errors import CoordinatorLost, EngineClosed
 from mpgrad.recording.tensors.tensor import Tensor, gradient_edge
 from mpgrad.shm.arena import client_arena
+from mpgrad.wire.captured_state import CapturedState
 from mpgrad.wire.schema import Processes
-from mpgrad.wire.surroundings import Around
 
 if TYPE_CHECKING:
     from mpgrad.engine.processes import CoordinatorProcess
@@ -216,13 +216,15 @@ class Execution:
 
     # ------------------------------------------------------------------ calls forward
 
-    def run_calls(self, chunks: Chunks, around: Around, keep: PackedArrays) -> list[Answered]:
+    def run_calls(
+        self, chunks: Chunks, captured: CapturedState, keep: PackedArrays
+    ) -> list[Answered]:
         """Run calls in workers; see ``calls_in_workers.run_calls``. They change nothing in this
         process, so they run again if the coordinator dies."""
         recoveries = 0
         while True:
             try:
-                return run_calls(chunks, self.sessions, self._options.progress, around, keep)
+                return run_calls(chunks, self.sessions, self._options.progress, captured, keep)
             except CoordinatorLost as lost:
                 if not self._may_call_again(lost, recoveries):
                     raise

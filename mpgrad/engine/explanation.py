@@ -19,7 +19,7 @@ from mpgrad.scheduler.plan_tables import Plan
 #: Names that a group shows.
 NAMES_MAX = 6
 #: Why Nodes that workers could run stay here.
-CALLERS_PART = "the calling thread is one of the workers here, which saves it the wait for messages"
+LOCAL_SHARE = "the calling thread is one of the workers here, which saves it the wait for messages"
 #: Nodes of which a notebook shows the picture, too.
 DRAWN_MAX = 60
 
@@ -198,8 +198,8 @@ def explain(placed: Placed, planned: Plan, mode: str, why: str) -> Explanation:
     nodes, edges = [], []
     for at, index in enumerate(spec.order):
         node = spec.nodes[index]
-        is_own = planned.task_of[index] == planned.callers
-        why_there = CALLERS_PART if is_own and mode != "local" else reason(placed, index)
+        is_own = planned.task_of[index] == planned.local_share
+        why_there = LOCAL_SHARE if is_own and mode != "local" else reason(placed, index)
         where = "client" if node.on_client or is_own or mode == "local" else "worker"
         nodes.append(
             ExplainedNode(node.name, planned.task_of[index], where, node.cost_us, why_there)

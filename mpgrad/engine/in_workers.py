@@ -32,7 +32,7 @@ from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.engine_statistics import Counters
 from mpgrad.engine.failure import cause_of
 from mpgrad.engine.graph_numbers import next_graph_number
-from mpgrad.engine.handover import Handover, RunOwn
+from mpgrad.engine.graph_submission import GraphSubmission, RunOwn
 from mpgrad.engine.learning import learn, teach, that_ran
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed
@@ -87,36 +87,36 @@ def run_in_workers(
         WorkerLost, CoordinatorLost, SharedMemoryExhausted, EngineClosed: see ``mpgrad.errors``.
     """
     frozen, planned = placed.frozen, graph.plan
-    handover = Handover(frozen, graph, placed.code, placed.around, sessions.initializer)
+    submission = GraphSubmission(frozen, graph, placed.code, placed.captured, sessions.initializer)
     recording = RUNNING.recording
     number, is_complete = next_graph_number(), False
     try:
         with sessions.session() as session:
-            coordinator, handover.spot_checks = sessions.coordinator, spot_checks
-            handover.connect(coordinator)
-            handover.is_timed, handover.learns = recording is not None, graph.count_use()
+            coordinator, submission.spot_checks = sessions.coordinator, spot_checks
+            submission.connect(coordinator)
+            submission.is_timed, submission.learns = recording is not None, graph.count_use()
             client = ClientWorker(
-                placed, graph, handover, coordinator.arena, session.interrupts.user_code,
+                placed, graph, submission, coordinator.arena, session.interrupts.user_code,
                 options.blas_threads,
             )  # fmt: skip
             profiled = None if recording is None else _Profiled(recording, session, planned)
-            messages = _submission(number, session, client, handover, profiled)
+            messages = _submission(number, session, client, submission, profiled)
             with session.interrupts.deferred():  # until the results have a holder
                 outcome, kept = _run(number, session, messages, client, planned, options)
                 if isinstance(outcome, CompleteGraph):
-                    results = _open_results(sessions, session, frozen, outcome, handover, client)
+                    results = _open_results(sessions, session, frozen, outcome, submission, client)
                     is_complete = True
             outcome = _with_own_failure(outcome, planned, client.own_failed)
             raised = _raised(outcome, frozen, planned, kept)
             _run_again_if_possible(raised, client)
             if isinstance(outcome, CompleteGraph):
                 client.note_success()
-                _learn(frozen, graph, handover, outcome, client)
+                _learn(frozen, graph, submission, outcome, client)
                 if profiled is not None:
-                    profiled.note(frozen, handover, outcome)
-            counters.note(handover, outcome, len(planned.tasks))
+                    profiled.note(frozen, submission, outcome)
+            counters.note(submission, outcome, len(planned.tasks))
     finally:
-        handover.close(is_complete=is_complete)
+        submission.close(is_complete=is_complete)
     if kept:
         replay_warnings(_of_kind(kept, WARNING), lambda task: planned.tasks[task].position)
     if isinstance(outcome, FailGraph):
@@ -134,14 +134,14 @@ def _submission(
     number: int,
     session: Session,
     client: ClientWorker,
-    handover: Handover,
+    submission: GraphSubmission,
     profiled: _Profiled | None,
 ) -> Iterator[Any]:
     """The messages that submit a graph, after the client has run what it runs ahead of them."""
     ahead, running = client.run_ahead(), innermost()
     depth = running.depth if running is not None else 0
-    submit = partial(handover.messages, session.peer, number, depth, session.workers, ahead)
-    run_own = client.own_task()
+    submit = partial(submission.messages, session.peer, number, depth, session.workers, ahead)
+    run_own = client.local_share()
     if profiled is None:
         return submit(run_own)
     return profiled.watched(submit(None if run_own is None else profiled.watching(run_own)))
@@ -183,7 +183,7 @@ def _with_own_failure(outcome: Outcome, planned: Plan, failed: int | None) -> Ou
     thread's task, of which Node ``failed`` has raised."""
     if failed is None:
         return outcome
-    own = FailGraph(outcome.peer, outcome.graph, "error", planned.callers, b"", failed)
+    own = FailGraph(outcome.peer, outcome.graph, "error", planned.local_share, b"", failed)
     if not isinstance(outcome, FailGraph) or outcome.kind != "error":
         return own
     return min(own, outcome, key=lambda end: planned.tasks[end.task].positions[end.step])
@@ -240,7 +240,7 @@ def _open_results(
     session: Session,
     frozen: FrozenGraph,
     outcome: CompleteGraph,
-    handover: Handover,
+    submission: GraphSubmission,
     client: ClientWorker,
 ) -> list[tuple[Any, bool]]:
     """The captures as arrays; blocks of the engine's arena become leases of ``session``."""
@@ -253,7 +253,7 @@ def _open_results(
             ):
                 meta = frozen.nodes[node].input_metadata[input_nr]
                 if not isinstance(ref, Block):
-                    results.append((handover.open(ref, meta), True))
+                    results.append((submission.open(ref, meta), True))
                 elif ref.arena == ENGINE_ARENA:
                     if ref in opened:
                         # The session holds a block once per capture; one lease serves all of these.
@@ -266,7 +266,7 @@ def _open_results(
                 else:
                     if is_counted(ref):  # a GPU worker's: copied, since it dies with it
                         session.to_release.append(ref)
-                    results.append((handover.open(ref, meta), True))
+                    results.append((submission.open(ref, meta), True))
             for number, result in client.results.items():
                 results[number] = result
     except ProtocolError as error:
@@ -277,7 +277,7 @@ def _open_results(
 def _learn(
     frozen: FrozenGraph,
     graph: PreparedGraph,
-    handover: Handover,
+    submission: GraphSubmission,
     outcome: CompleteGraph,
     client: ClientWorker,
 ) -> None:
@@ -287,7 +287,7 @@ def _learn(
     is_surprise = known is not None and known.is_surprised_by(took_us)
     if is_surprise:
         graph.grow_young()
-    if is_surprise or handover.learns:
+    if is_surprise or submission.learns:
         learn(frozen, graph.plan, outcome)
         teach(frozen, client.own_times)
 
@@ -304,7 +304,7 @@ class _Profiled:
     def __init__(self, recording: Recording, session: Session, planned: Plan) -> None:
         self._recording, self._planned, self._began = recording, planned, perf_counter()
         self._run = current_run()
-        #: The end of the hand-over, then that of the calling thread's task.
+        #: The end of the hand-over, then that of the local share.
         self._waits_from: float | None = None
         note_processes(recording, session)
         if self._run is not None:
@@ -341,7 +341,9 @@ class _Profiled:
             if self._run is not None:
                 self._run.submitted = submitted
 
-    def note(self, frozen: FrozenGraph, handover: Handover, outcome: CompleteGraph) -> None:
+    def note(
+        self, frozen: FrozenGraph, submission: GraphSubmission, outcome: CompleteGraph
+    ) -> None:
         """When workers ran which Nodes; the waiting is over."""
         run, recording = self._run, self._recording
         recording.later(
@@ -357,8 +359,8 @@ class _Profiled:
         if run is not None and self._waits_from is not None:
             recording.note("wait for workers", WAITING, self._waits_from, perf_counter())
             run.core_wait = max(self._waited() - self._waited_before, 0.0)
-            run.handed_bytes = handover.handed_bytes
-            run.copied_bytes += handover.copied_bytes
+            run.handed_bytes = submission.handed_bytes
+            run.copied_bytes += submission.copied_bytes
 
 
 def _worker_ranges(

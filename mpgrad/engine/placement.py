@@ -18,7 +18,7 @@ from mpgrad.calls.fork_function import Fork, is_here
 from mpgrad.calls.functions.attributes import Look, are_scalars, look_at
 from mpgrad.calls.functions.contents import fingerprint
 from mpgrad.calls.functions.debuggers import file_of, files_with_breakpoints
-from mpgrad.calls.functions.decision import ShippedCode, decide, is_tried, what_changed
+from mpgrad.calls.functions.decision import SerializedCode, decide, is_tried, what_changed
 from mpgrad.calls.functions.findings import article
 from mpgrad.calls.functions.installed_reads import hooks_of_all_modules
 from mpgrad.calls.functions.process_state import is_known_name
@@ -30,7 +30,7 @@ from mpgrad.recording.tensors.hooks_in_force import HOOKS
 from mpgrad.recording.tensors.saved_tensor import SavedTensor
 from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.scheduler.graph_spec import ON_CPU
-from mpgrad.wire.surroundings import Around, look_around
+from mpgrad.wire.captured_state import CapturedState, capture_state
 
 
 class Trial(NamedTuple):
@@ -55,18 +55,18 @@ class Placed(NamedTuple):
 
     Attributes:
         frozen: with ``on_client`` set.
-        code: the code of each shipped Function, by the index of its Node.
+        code: the code of each serialized Function, by the index of its Node.
         kept: the reason why a Node that a worker could run belongs to the client, by index.
         unasked: those of them that the user did not ask to keep, each in one line.
-        around: what is around its Functions; None if it has none.
+        captured: the state of its Functions; None if it has none.
         trying: Functions that run in the client until it is known that they change nothing.
     """
 
     frozen: FrozenGraph
-    code: dict[int, ShippedCode]
+    code: dict[int, SerializedCode]
     kept: dict[int, str]
     unasked: dict[int, str]
-    around: Around | None = None
+    captured: CapturedState | None = None
     trying: tuple[Trial, ...] = ()
 
 
@@ -77,7 +77,7 @@ class _Where(NamedTuple):
     """Where one Function runs: in the client for ``reason``, or on a worker if that is empty."""
 
     reason: str = ""
-    code: ShippedCode | None = None
+    code: SerializedCode | None = None
     is_unasked: bool = False
     #: Attributes of ctx that are compared after the run.
     compared: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ def place(frozen: FrozenGraph) -> Placed:
     Raises:
         TypeError: a Function has ``run_on = "worker"`` and cannot be pickled.
     """
-    code: dict[int, ShippedCode] = {}
+    code: dict[int, SerializedCode] = {}
     kept: dict[int, str] = {}
     unasked: dict[int, str] = {}
     compared: dict[int, tuple[str, ...]] = {}
@@ -112,17 +112,17 @@ def place(frozen: FrozenGraph) -> Placed:
                 kept[index] = found.reason
             if found.is_unasked:
                 unasked[index] = found.line or found.reason
-    around = None if walked is None else walked.around
+    captured = None if walked is None else walked.captured
     if not kept and not any(map(_is_on_client, frozen.spec.nodes)):
-        return Placed(frozen, code, kept, unasked, around)
+        return Placed(frozen, code, kept, unasked, captured)
     trying = _tried_here(frozen, code, kept, compared)
-    placed = Placed(_with_kept(frozen, kept), code, kept, unasked, around, trying)
+    placed = Placed(_with_kept(frozen, kept), code, kept, unasked, captured, trying)
     return keep_unreadable(placed)
 
 
 def _tried_here(
     frozen: FrozenGraph,
-    code: dict[int, ShippedCode],
+    code: dict[int, SerializedCode],
     kept: dict[int, str],
     compared: dict[int, tuple[str, ...]],
 ) -> tuple[Trial, ...]:
@@ -130,14 +130,14 @@ def _tried_here(
     read: a graph in which user code runs in the client cannot be repeated there."""
     trying: list[Trial] = []
     nodes: Any = frozen.nodes
-    for index, shipped in list(code.items()):
+    for index, serialized in list(code.items()):
         function, names = nodes[index].function, compared.get(index, ())
-        may_change = shipped.may_change or bool(names)
+        may_change = serialized.may_change or bool(names)
         if may_change and function.run_on is None and not is_tried(function):
             own = vars(nodes[index].ctx)
             values = [own[name] for name in names]
             kept_values = fingerprint(values)
-            trying.append(Trial(function, shipped.held, values, kept_values, own, dict(own)))
+            trying.append(Trial(function, serialized.held, values, kept_values, own, dict(own)))
             kept[index] = "it is tried here once, because other user code runs here"
             del code[index]
     return tuple(trying)
@@ -174,8 +174,8 @@ class _Walked:
 
     def __init__(self) -> None:
         self._decisions: dict[tuple[type, ...], _Where] = {}
-        self.around = look_around()
-        self._kept_here = self.around.kept_here or hooks_of_all_modules()
+        self.captured = capture_state()
+        self._kept_here = self.captured.kept_here or hooks_of_all_modules()
         self._stops = files_with_breakpoints()
         self._elsewhere: _Where | None = None
         if get_default_device() is not CPU:

@@ -28,8 +28,8 @@ from mpgrad.engine.choice import (
     too_serial,
     too_small,
 )
+from mpgrad.engine.local_tasks import LocalTask, ahead_of
 from mpgrad.engine.options import EngineOptions
-from mpgrad.engine.own_tasks import OwnTask, ahead_of
 from mpgrad.engine.placement import Placed, keep_unreadable, place
 from mpgrad.recording.dispatch.operator_node import OperatorNode
 from mpgrad.recording.graph.node import InputMetadata
@@ -96,7 +96,7 @@ class Preparation:
                 plan,
                 workers=workers,
                 gpu_workers=Counter(gpus),
-                caller_takes_part=takes_part,
+                client_takes_part=takes_part,
                 message_us=message_us,
             )
         )
@@ -311,8 +311,8 @@ class PreparedGraph:
         self.experience: Experience | None = None
         self._wirings: dict[Member, Wiring] = {}
         self._programs: list[list[NodeProgram | bytes] | None] = [None] * len(plan.tasks)
-        self._ahead: OwnTask | None = None
-        self._callers: OwnTask | None = None
+        self._ahead: LocalTask | None = None
+        self._local_share: LocalTask | None = None
         self._uses = 0
         self._planned_for = costs_of(spec, least_us)
 
@@ -338,17 +338,17 @@ class PreparedGraph:
         self._uses += 1
         return self._uses <= tuning.SAMPLES or self._uses % tuning.SAMPLES == 0
 
-    def ahead(self, frozen: FrozenGraph) -> OwnTask | None:
+    def ahead(self, frozen: FrozenGraph) -> LocalTask | None:
         """The first task of graphs with these tables; None if it must not run ahead."""
         if self._ahead is None and self.plan.opens_alone:
             self._ahead = ahead_of(frozen, self.plan)
         return self._ahead
 
-    def callers(self, frozen: FrozenGraph) -> OwnTask | None:
+    def local_share(self, frozen: FrozenGraph) -> LocalTask | None:
         """The task of the calling thread, for graphs with these tables; None if it has none."""
-        if self._callers is None and self.plan.callers >= 0:
-            self._callers = OwnTask(frozen, self.plan, self.plan.callers)
-        return self._callers
+        if self._local_share is None and self.plan.local_share >= 0:
+            self._local_share = LocalTask(frozen, self.plan, self.plan.local_share)
+        return self._local_share
 
     def wiring(self, frozen: FrozenGraph, member: Member) -> Wiring:
         """The wiring around the rule of a task's Node, for graphs with these tables."""

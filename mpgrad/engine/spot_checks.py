@@ -22,7 +22,7 @@ from mpgrad.autograd.functions.function_node import FunctionNode, run_function_b
 from mpgrad.autograd.running import engine_slot
 from mpgrad.base.device import CPU
 from mpgrad.calls.functions.attributes import pack_attributes
-from mpgrad.calls.functions.decision import ShippedCode, names_read, what_changed
+from mpgrad.calls.functions.decision import SerializedCode, names_read, what_changed
 from mpgrad.calls.functions.loading import load_attributes
 from mpgrad.engine.blas import blas_limit
 from mpgrad.errors import ResultsDiffer
@@ -95,7 +95,7 @@ class SpotChecks:
         self,
         kept: Sequence[ForwardOutput],
         frozen: FrozenGraph,
-        code: dict[int, ShippedCode],
+        code: dict[int, SerializedCode],
         blas_threads: int,
     ) -> None:
         """Run again what workers told of.

@@ -34,7 +34,7 @@ from mpgrad.engine.session_pool import SessionPool
 from mpgrad.errors import CoordinatorLost, EngineClosed, MpgradError
 from mpgrad.scheduler.events import ANY_SLOT
 from mpgrad.scheduler.instructions import CompleteGraph
-from mpgrad.wire.surroundings import Around
+from mpgrad.wire.captured_state import CapturedState
 
 #: The calls under way for each worker; later ones wait here, where they can be cancelled.
 AHEAD = 4
@@ -83,14 +83,14 @@ class Submission:
 
     Attributes:
         requests: the calls.
-        around, keep: see ``run_calls``.
+        captured, keep: see ``run_calls``.
         depth: see ``depth_of_calls``.
         begin: is asked before they are sent: False drops them.
         end: gets what each has given, or the exception of the first that has raised.
     """
 
     requests: Sequence[Request]
-    around: Around
+    captured: CapturedState
     keep: PackedArrays
     depth: int
     begin: Callable[[], bool]
@@ -262,7 +262,11 @@ class Submitter:
         chunks, calls = [submission.requests], len(submission.requests)
         try:
             tasks = iter(
-                [*tasks_of(chunks, submission.around, submission.keep, self._sessions.initializer)]
+                [
+                    *tasks_of(
+                        chunks, submission.captured, submission.keep, self._sessions.initializer
+                    )
+                ]
             )
         except Exception as error:
             self._end(number, error)

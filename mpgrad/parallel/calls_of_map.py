@@ -28,7 +28,7 @@ from mpgrad.parallel import placing
 from mpgrad.parallel.buffers_of_forks import BuffersOfFork
 from mpgrad.recording.tensors import storage
 from mpgrad.shm.arena import client_arena
-from mpgrad.wire.surroundings import look_around
+from mpgrad.wire.captured_state import capture_state
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -63,7 +63,7 @@ class CallsOfMap:
 
     Attributes:
         name, key: of the function, for errors and for what is learned of it.
-        around: what is around the caller.
+        captured: the state of the caller.
         keep: the arrays that workers read, as long as any branch may be made again.
         is_on_gpu: whether an input lies on a GPU, where workers of the CPU cannot read it.
         beside: of a fork, the buffers that it reaches.
@@ -98,7 +98,7 @@ class CallsOfMap:
         self._items, self._pieces, self._is_sum = items, pieces, is_sum
         self._sender = Sender(library, changes)
         self._seed = draw_seed(library) if seed is None else seed
-        self._modes, self.around = library.modes(), look_around()
+        self._modes, self.captured = library.modes(), capture_state()
         self._travels = functools.partial(travels, library=library)
         #: The arrays of the inputs by ``id``; the inputs live as long.
         self._array_of: dict[int, Array] = {}
@@ -167,7 +167,7 @@ class CallsOfMap:
                     self._seed,
                     self._modes,
                     self._library.module,
-                    self.around,
+                    self.captured,
                     self._watched if numbers[0] == 0 else None,
                     self._held(),
                     self._watched is not None,
@@ -234,7 +234,7 @@ class CallsOfMap:
         execution = current_engine().execution_for_calls()
         execution.initialize_here()
         with execution.blas_limit(), span(self.name, FUNCTION):
-            branch = record(call._replace(around=None), inputs)
+            branch = record(call._replace(captured=None), inputs)
         outputs = [library.copied(output) for output in branch.outputs]
         for at in library.aliases(branch):
             library.frozen(outputs[at])
@@ -267,7 +267,7 @@ class CallsOfMap:
         self._ended = execution.sessions.ended_branches
         with span(f"wait for {self.name}", WAITING):
             chunks = self._chunks(first)
-            answered = execution.run_calls(chunks, self.around, self.keep)
+            answered = execution.run_calls(chunks, self.captured, self.keep)
         requests = [request for chunk in chunks.made for request in chunk]
         tasks = [(chunk[0].recorded[0], len(chunk)) for chunk in chunks.made for _ in chunk]
         placing.TIMES.observe(self.key, [one.took_us for one in answered])
@@ -281,7 +281,7 @@ class CallsOfMap:
         if lacking:
             alone = list(lacking.values())
             chunks = Chunks([1] * len(alone), lambda at: [alone[at]])
-            again = execution.run_calls(chunks, self.around, self.keep)
+            again = execution.run_calls(chunks, self.captured, self.keep)
             for at, one in zip(lacking, again, strict=True):
                 self._ended.extend(lacking[at].left_behind(one.answer.slot))
                 if one.lacks_room:

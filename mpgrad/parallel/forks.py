@@ -197,7 +197,7 @@ def _submit(made: CallsOfMap, future: ForkFuture, begins: Callable[[ForkFuture],
 
     submission = Submission(
         [made.request(0)],
-        made.around,
+        made.captured,
         made.keep,
         depth_of_calls(),
         future.set_running_or_notify_cancel,

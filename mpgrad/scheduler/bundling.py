@@ -39,7 +39,7 @@ def bundle(
     spec: GraphSpec,
     grouping: Grouping,
     *,
-    caller_takes_part: bool = False,
+    client_takes_part: bool = False,
     together: Sequence[int] = (),
 ) -> tuple[list[int], list[list[int]], int]:
     """Merge the groups of ``grouping``.
@@ -48,14 +48,14 @@ def bundle(
         spec: the graph.
         grouping: the groups that ``fusion`` made, and the number of workers: as many bundles of a
             level should be able to run at once.
-        caller_takes_part: one bundle may be the calling thread's.
+        client_takes_part: one bundle may be the calling thread's.
         together: see ``plan``.
 
     Returns:
         For each node its bundle, and for each bundle its nodes in serial order. Bundles are in a
         topological order, those of the client in serial order. And the calling thread's; -1: none.
     """
-    bundling = _Bundling(spec, grouping, together, caller_takes_part=caller_takes_part)
+    bundling = _Bundling(spec, grouping, together, client_takes_part=client_takes_part)
     for level in bundling.levels():
         bundling.place(level)
     return bundling.result()
@@ -81,13 +81,13 @@ class _Bundling:
         grouping: Grouping,
         together: Sequence[int],
         *,
-        caller_takes_part: bool,
+        client_takes_part: bool,
     ) -> None:
         self._spec, self._workers = spec, grouping.workers
-        self._caller_takes_part = caller_takes_part
+        self._client_takes_part = client_takes_part
         self._messages_us = tuning.BACKWARD_MESSAGES * grouping.message_us
         #: The bundle of the calling thread; -1: none.
-        self._callers = -1
+        self._local_share = -1
         self._group_of, self._groups = grouping.group_of, grouping.groups
         self._worth_us = tuning.worth_us(grouping.message_us)
         #: Per device: the time limits of a chain and of a bundle.
@@ -191,11 +191,11 @@ class _Bundling:
             else:
                 apart += groups
         workers = self._workers[device]
-        if callers := self._callers_part(apart, device):
-            apart = sorted(set(apart).difference(callers))
+        if local_share := self._local_share_of(apart, device):
+            apart = sorted(set(apart).difference(local_share))
             workers -= 1
-            self._callers = len(self._total_us)
-            self._open(callers)
+            self._local_share = len(self._total_us)
+            self._open(local_share)
         parts = self._parts(apart, device, workers)
         # The client submits tasks in this order, so the most urgent ones come first.
         parts.sort(key=lambda groups: -max([self._path_us[group] for group in groups]))
@@ -203,7 +203,7 @@ class _Bundling:
             feeds = [feed for group in groups for feed in self._feeds[group]]
             home = self._only_home(feeds, device)
             cost = self._cost(groups)
-            is_alone = len(parts) == 1 and not callers
+            is_alone = len(parts) == 1 and not local_share
             if home >= 0 and is_alone and self._joined_us[home] + cost < self._worth_us:
                 self._joined_us[home] += cost
                 self._join(home, groups)
@@ -244,11 +244,11 @@ class _Bundling:
             and (len(groups) == 1 or cost <= share_us)
         )
 
-    def _callers_part(self, groups: Sequence[int], device: int) -> list[int]:
+    def _local_share_of(self, groups: Sequence[int], device: int) -> list[int]:
         """The part of the calling thread: as long as a worker's, and the messages that bring that.
 
         It is the first in serial order. None: if the client does not have all that it needs before
-        the others begin (``Plan.callers``), or if messages are short beside the work anyway.
+        the others begin (``Plan.local_share``), or if messages are short beside the work anyway.
         """
         work_us = self._cost(groups) - self._messages_us
         count = self._count_worth_it(max(work_us, 0.0), device, self._workers[device])
@@ -267,7 +267,7 @@ class _Bundling:
         """Whether ``groups`` are whole Nodes that need nothing but seeds, or what a first bundle
         gives that the client runs ahead (``Plan.opens_alone``)."""
         nodes = self._spec.nodes
-        if not self._caller_takes_part or self._callers >= 0 or device != ON_CPU:
+        if not self._client_takes_part or self._local_share >= 0 or device != ON_CPU:
             return False
         if any(nodes[at].passes or nodes[at].parts for g in groups for at in self._groups[g]):
             return False
@@ -345,4 +345,4 @@ class _Bundling:
         bundles: list[list[int]] = [[] for _ in self._total_us]
         for node in self._spec.order:
             bundles[bundle_of[node]].append(node)
-        return bundle_of, bundles, self._callers
+        return bundle_of, bundles, self._local_share

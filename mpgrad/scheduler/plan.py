@@ -29,7 +29,7 @@ def plan(
     bundles: bool = True,
     workers: int = 1,
     gpu_workers: Mapping[int, int] | None = None,
-    caller_takes_part: bool = False,
+    client_takes_part: bool = False,
     message_us: float = tuning.MESSAGE_US,
     together: Sequence[int] = (),
 ) -> Plan:
@@ -42,7 +42,7 @@ def plan(
         workers: the number of CPU workers. With more than two, or if the graph has too few
             branches for them, expensive Nodes are split.
         gpu_workers: the number of workers of each GPU; 1 for a GPU without an entry.
-        caller_takes_part: the calling thread counts as one of the CPU workers and runs the first
+        client_takes_part: the calling thread counts as one of the CPU workers and runs the first
             bundle of a level of branches, if the client has all that they need.
         message_us: the cost of a message.
         together: for each Node that stands for a branch of a worker the number of the task that has
@@ -57,12 +57,12 @@ def plan(
     grouping = group(
         halved, fuse=fuse, workers=workers, gpu_workers=gpu_workers, message_us=message_us
     )
-    group_of, groups, callers = grouping.group_of, grouping.groups, -1
+    group_of, groups, local_share = grouping.group_of, grouping.groups, -1
     if fuse and bundles:
-        group_of, groups, callers = bundle(
-            halved, grouping, caller_takes_part=caller_takes_part, together=together
+        group_of, groups, local_share = bundle(
+            halved, grouping, client_takes_part=client_takes_part, together=together
         )
-    return _plan(halved, group_of, groups, origin, callers, workers, message_us)
+    return _plan(halved, group_of, groups, origin, local_share, workers, message_us)
 
 
 def _plan(
@@ -70,20 +70,20 @@ def _plan(
     group_of: list[int],
     groups: list[list[int]],
     origin: tuple[int, ...],
-    callers: int,
+    local_share: int,
     workers: int,
     message_us: float,
 ) -> Plan:
     """The plan of ``spec``. If Nodes are split, ``origin`` names the original of each one.
-    ``callers`` is the group of the calling thread.
+    ``local_share`` is the group of the calling thread.
 
     With several workers, a task publishes outputs before it ends if that is worth a message.
     """
     wiring = SumPlaces(spec, group_of, groups)
     costs = [sum(spec.nodes[node].cost_us for node in nodes) for nodes in groups]
     in_time = costs.copy()  # since the workers begin
-    if callers >= 0:
-        in_time[callers] = max(costs[callers] - tuning.BACKWARD_MESSAGES * message_us, 0.0)
+    if local_share >= 0:
+        in_time[local_share] = max(costs[local_share] - tuning.BACKWARD_MESSAGES * message_us, 0.0)
     wired = Wired(
         in_time,
         wiring.members,
@@ -91,7 +91,7 @@ def _plan(
         [sum(places) for places in wiring.places],
         Counter([task for task, _, _ in wiring.seeds]),
     )
-    leaves_us = publish_early(spec.nodes, wired, workers, callers, message_us)
+    leaves_us = publish_early(spec.nodes, wired, workers, local_share, message_us)
     wide = wiring.split_wide_sums()
     paths = find_paths(in_time, wiring.outputs, leaves_us, wide)
     tasks = _task_specs(spec, groups, wiring, costs, paths, wide, message_us)
@@ -100,8 +100,8 @@ def _plan(
         for number, (consumer, nbytes, piece) in enumerate(wide)
     ]
     opens_alone = _opens_alone(tasks, costs, wiring.seeds, message_us)
-    if not _is_at_hand(callers, tasks, wiring.seeds, opens_alone=opens_alone):
-        callers = -1
+    if not _is_at_hand(local_share, tasks, wiring.seeds, opens_alone=opens_alone):
+        local_share = -1
     return Plan(
         tuple(tasks),
         tuple(map(tuple, _originals(wiring.members, origin) if origin else wiring.members)),
@@ -110,7 +110,7 @@ def _plan(
         tuple(group_of),
         wiring.seeds,
         opens_alone=opens_alone,
-        callers=callers,
+        local_share=local_share,
         work_us=sum(costs),
         critical_path_us=max((task.priority for task in tasks), default=0.0),
     )
@@ -148,16 +148,16 @@ def _opens_alone(
 
 
 def _is_at_hand(
-    callers: int, tasks: list[NodeTaskSpec], seeds: Sequence[Seed], *, opens_alone: bool
+    local_share: int, tasks: list[NodeTaskSpec], seeds: Sequence[Seed], *, opens_alone: bool
 ) -> bool:
-    """Whether the calling thread's task comes first, or right behind a task 0 that opens alone, and
+    """Whether the local share comes first, or right behind a task 0 that opens alone, and
     waits for nothing but seeds and what that gives."""
-    if callers != int(opens_alone):
+    if local_share != int(opens_alone):
         return False
-    here = sum(task == callers for task, _, _ in seeds)
+    here = sum(task == local_share for task, _, _ in seeds)
     if opens_alone:
-        here += sum(output.task == callers for output in tasks[0].outputs)
-    return tasks[callers].dependencies == here
+        here += sum(output.task == local_share for output in tasks[0].outputs)
+    return tasks[local_share].dependencies == here
 
 
 def _task_specs(

@@ -131,7 +131,7 @@ class Plan(NamedTuple):
     opens_alone: bool
     #: The task that the calling thread may run while the workers run theirs; -1: none. It needs
     #: nothing but seeds, and what task 0 gives if that opens alone. It comes first, or behind that.
-    callers: int
+    local_share: int
     #: The serial cost, and the cost of the longest path: a lower bound for any number of workers.
     work_us: float
     critical_path_us: float

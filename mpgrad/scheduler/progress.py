@@ -33,9 +33,9 @@ class Wired(NamedTuple):
 
 
 def publish_early(
-    nodes: Sequence[NodeSpec], wired: Wired, workers: int, callers: int, message_us: float
+    nodes: Sequence[NodeSpec], wired: Wired, workers: int, local_share: int, message_us: float
 ) -> list[list[float]]:
-    """Mark the members before which the outputs so far are published, not in the caller's task.
+    """Mark the members before which the outputs so far are published, not in the local share.
 
     Returns:
         For each output of each task, how long the task has run when its consumer gets it.
@@ -52,7 +52,7 @@ def publish_early(
     )
     return [
         left_us
-        if task == callers or _runs_elsewhere(nodes[members[0].node])
+        if task == local_share or _runs_elsewhere(nodes[members[0].node])
         else publisher.visit(task, members, left_us)
         for task, (members, left_us) in enumerate(zip(wired.members, at_end, strict=True))
     ]

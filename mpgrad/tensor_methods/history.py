@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpgrad.recording.tensors.lent_versions import LentVersions
+from mpgrad.recording.tensors.copy_on_write_versions import CopyOnWriteVersions
 from mpgrad.recording.tensors.storage import INFERENCE
 from mpgrad.recording.tensors.tensor import Tensor
 
@@ -11,7 +11,7 @@ def detach(self: Tensor) -> Tensor:
     """The same array without history; it shares the version counter."""
     counter = self._version_counter
     made = Tensor(self._array, version_counter=counter)
-    if type(counter) is LentVersions:
+    if type(counter) is CopyOnWriteVersions:
         made._view = self._view
         counter.add(made)
     return made
@@ -32,7 +32,7 @@ def detach_(self: Tensor) -> Tensor:
 
 def get_data(self: Tensor) -> Tensor:
     """The same array without history; saved tensors do not notice changes through it."""
-    if type(self._version_counter) is LentVersions:
+    if type(self._version_counter) is CopyOnWriteVersions:
         return detach(self)
     return Tensor(self._array, version_counter=INFERENCE if self.is_inference() else None)
 
@@ -48,7 +48,7 @@ def set_data(self: Tensor, value: Tensor) -> None:
             )
         # The old AccumulateGrad expects gradients of the old shape, dtype and device.
         self._accumulator = None
-    if type(value._version_counter) is LentVersions:
+    if type(value._version_counter) is CopyOnWriteVersions:
         value._version_counter.become_own()
     self._array = value._array
 

@@ -32,7 +32,7 @@ from mpgrad.calls.fork_function import IN_CLIENT, gone
 from mpgrad.engine.calls_in_workers import Answered, Request
 from mpgrad.engine.submitter import is_serving_thread
 from mpgrad.parallel import placing
-from mpgrad.torch.derivatives import DerivativeTask, Derived, submit_waiting
+from mpgrad.torch.derivative_tasks import DerivativeTask, Derived, submit_waiting
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

@@ -29,7 +29,7 @@ from mpgrad.torch.branch_nodes import (
     are_batched,
     backward_number,
 )
-from mpgrad.torch.derivatives import Derived
+from mpgrad.torch.derivative_tasks import Derived
 from mpgrad.torch.shared_results import SharedResult
 from mpgrad.torch.tensors import LIBRARY
 

@@ -103,8 +103,8 @@ class CallRule(msgspec.Struct, frozen=True, array_like=True, tag=3):
     modes: tuple[Any, ...]
     library: str
     watched: tuple[str, ...] | None = None
-    #: Those of the caller (``wire.surroundings``); empty: those of the task, as are the next ones.
-    surroundings: bytes = b""
+    #: That of the caller (``wire.captured_state``); empty: those of the task, as are the next ones.
+    captured_state: bytes = b""
     numpy_errors: dict[str, str] = {}
     seeks_lost: bool = False
     retries: int = 0
@@ -243,8 +243,8 @@ class TaskProgram(msgspec.Struct, frozen=True, array_like=True):
     is_timed: bool = False
     #: The settings of the caller's ``np.errstate`` for the time of the task.
     numpy_errors: dict[str, str] = {}
-    #: The surroundings of its Functions (``wire.surroundings``); empty if it has none.
-    surroundings: bytes = b""
+    #: The captured state of its Functions (``wire.captured_state``); empty if it has none.
+    captured_state: bytes = b""
     #: Slots whose contributions are parts of one gradient, and the number of its parts.
     joins: tuple[tuple[int, int], ...] = ()
     #: What must have run in this process before: its number and its pickle (``calls``).

@@ -19,10 +19,10 @@ from mpgrad.recording.graph.node import InputMetadata
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed, OutputEmitted
 from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.split import parts_of
+from mpgrad.wire.captured_state import apply_state
 from mpgrad.wire.output_record import Output, encode_output
 from mpgrad.wire.programs import CallRule, DerivativeRule, TaskProgram, decode_program
 from mpgrad.wire.remote_error import encode_error
-from mpgrad.wire.surroundings import take_over_surroundings
 from mpgrad.workers.publication import Publication, Report, aligned_empty, progress_of
 from mpgrad.workers.rules import Rules
 from mpgrad.workers.worker_memory import WorkerMemory
@@ -55,8 +55,8 @@ class TaskRunner:
         self._where = where
         #: The initializers that have run here.
         self._initialized: set[str] = set()
-        #: The last surroundings of user code.
-        self._surroundings = b""
+        #: The last captured state of user code.
+        self._captured_state = b""
         self._failed_step = 0
         #: Whether the last task has run user code.
         self.has_run_function = False
@@ -98,7 +98,7 @@ class TaskRunner:
         publication: Publication | None = None
         try:
             program = decode_program(dispatch.program or self._memory.read_bytes(*dispatch.payload))
-            self.has_run_function = bool(program.surroundings)
+            self.has_run_function = bool(program.captured_state)
             if self.has_run_function and dispatch.attempt > 1:
                 # A write into the arenas may have killed the worker of the first attempt.
                 self._memory.divert_writes()
@@ -160,9 +160,9 @@ class TaskRunner:
         return tuple(outputs), copied
 
     def _take_over(self, program: TaskProgram) -> None:
-        if program.surroundings and program.surroundings != self._surroundings:
-            take_over_surroundings(program.surroundings)
-            self._surroundings = program.surroundings
+        if program.captured_state and program.captured_state != self._captured_state:
+            apply_state(program.captured_state)
+            self._captured_state = program.captured_state
         if program.initializer is not None and program.initializer[0] not in self._initialized:
             number, code = program.initializer
             from mpgrad.calls.initializing import run_packed

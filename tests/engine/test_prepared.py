@@ -12,7 +12,7 @@ from mpgrad.autograd.freezing import freeze as freezing
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.freezing.recurring_graphs import ENGINES_MAX, Memory
-from mpgrad.engine.handover import Handover
+from mpgrad.engine.graph_submission import GraphSubmission
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.preparation import Preparation, PreparedGraph, wiring_of
 from mpgrad.recording.graph.node import Node
@@ -148,10 +148,10 @@ OTHERWISE: dict[str, Callable[[mg.Tensor, int], mg.Tensor]] = {
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_what_differs_between_two_steps_is_never_taken_from_the_first(name: str) -> None:
     def packed(graph: FrozenGraph, known: PreparedGraph) -> list[TaskProgram]:
-        handover = Handover(graph, known, {})
-        programs = handover.programs(range(len(known.plan.tasks)))
+        submission = GraphSubmission(graph, known, {})
+        programs = submission.programs(range(len(known.plan.tasks)))
         decoded = [decode_program(program) for _, program in programs]
-        handover.close()
+        submission.close()
         return decoded
 
     first, second = (

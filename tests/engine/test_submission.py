@@ -13,7 +13,7 @@ from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.compiled import Compiled
-from mpgrad.engine.handover import Handover
+from mpgrad.engine.graph_submission import GraphSubmission
 from mpgrad.engine.local import COMPILED_FROM_USE
 from mpgrad.engine.placement import place
 from mpgrad.engine.preparation import PreparedGraph
@@ -32,11 +32,11 @@ def sent(
 ) -> tuple[GraphSubmitted, list[GraphExtended]]:
     """All messages of one submission."""
     graph = PreparedGraph(frozen.spec, planned)
-    handover = Handover(frozen, graph, {})
+    submission = GraphSubmission(frozen, graph, {})
     arena = client_arena()
-    client = ClientWorker(place(frozen), graph, handover, arena, nullcontext, 1)  # type: ignore[arg-type]
+    client = ClientWorker(place(frozen), graph, submission, arena, nullcontext, 1)  # type: ignore[arg-type]
     ahead = client.run_ahead()
-    first, *rest = handover.messages("c1.1", 7, 0, workers, ahead)
+    first, *rest = submission.messages("c1.1", 7, 0, workers, ahead)
     return first, rest  # type: ignore[return-value]
 
 

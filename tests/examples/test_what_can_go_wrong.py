@@ -27,7 +27,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[mg.Engine]:
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that other tests have left could change the directory, too; code is counted anew."""
-    monkeypatch.setattr("mpgrad.wire.surrounded._is_alone", lambda: True)
+    monkeypatch.setattr("mpgrad.wire.state_in_force._is_alone", lambda: True)
     monkeypatch.setattr(placing, "RUNS", placing.Runs())
 
 

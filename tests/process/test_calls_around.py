@@ -31,7 +31,7 @@ SCALE: contextvars.ContextVar[Any] = contextvars.ContextVar("SCALE")
 def every_test_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placing, "RUNS", placing.Runs())
     # Threads that other tests have left could change the directory, too.
-    monkeypatch.setattr("mpgrad.wire.surrounded._is_alone", lambda: True)
+    monkeypatch.setattr("mpgrad.wire.state_in_force._is_alone", lambda: True)
 
 
 def around(_: int = 0) -> tuple[Any, ...]:

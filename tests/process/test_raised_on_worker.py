@@ -21,7 +21,7 @@ from mpgrad.calls.functions.findings import Survey
 from mpgrad.calls.functions.purity import survey
 from mpgrad.engine import placement, preparation
 from mpgrad.errors import PerformanceWarning, RemoteTraceback, WorkerLost
-from tests.process.test_callers_part import plan_with_any_part
+from tests.process.test_local_share import plan_with_any_part
 
 pytestmark = pytest.mark.process
 

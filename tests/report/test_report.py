@@ -117,7 +117,7 @@ def test_the_calling_thread_counts_as_one_of_the_workers_in_its_part() -> None:
     recording = recorded(DIAMOND, [(0, -1, 0, 1), (1, -1, 1, 9), (2, 1, 2, 9), (3, 0, 9, 10)])
     (run,) = recording.backwards
     assert run.plan is not None
-    run.plan = run.plan._replace(callers=run.plan.task_of[1])
+    run.plan = run.plan._replace(local_share=run.plan.task_of[1])
     (one,) = figures_of(recording)
     assert one.idle[CLIENT] == 0.0
     assert one.busy == pytest.approx(8 + 7 + 1)

@@ -391,19 +391,19 @@ def test_priority_is_the_length_of_the_path_that_is_left() -> None:
     assert (planned.critical_path_us, planned.work_us) == (310.0, 510.0)
 
 
-# ----------------------------------------------------------------------- the calling thread's part
+# ----------------------------------------------------------------------- the local share
 
 
 def forked(branches: int, cost: float, first: float = 1.0, **flags: bool) -> Plan:
     """So many branches behind a Node."""
     opening = node(*range(1, branches + 1), cost=first, **flags)
     nodes = [opening, *[node(cost=cost)] * branches]
-    return plan(graph(*nodes), workers=2, caller_takes_part=True)
+    return plan(graph(*nodes), workers=2, client_takes_part=True)
 
 
 def test_the_calling_thread_works_as_long_as_a_worker_and_its_messages() -> None:
     planned = forked(16, 200.0)
-    assert (planned.opens_alone, planned.callers, len(planned.tasks)) == (True, 1, 3)
+    assert (planned.opens_alone, planned.local_share, len(planned.tasks)) == (True, 1, 3)
     mine, other = planned.tasks[1:]
     assert abs(mine.cost_us - other.cost_us - CUT_US) <= 200.0
     assert abs(mine.priority - other.priority) <= 200.0
@@ -411,36 +411,38 @@ def test_the_calling_thread_works_as_long_as_a_worker_and_its_messages() -> None
     assert [member.node for member in planned.groups[1]] == list(
         range(1, len(planned.groups[1]) + 1)
     )
-    assert plan(graph(node(1, 2), *[node(cost=2000.0)] * 2), workers=2).callers == -1
+    assert plan(graph(node(1, 2), *[node(cost=2000.0)] * 2), workers=2).local_share == -1
 
 
 def test_the_calling_thread_is_one_of_many_workers() -> None:
     nodes = [node(*range(1, 41)), *[node(cost=500.0)] * 40]
-    planned = plan(graph(*nodes), workers=8, caller_takes_part=True)
+    planned = plan(graph(*nodes), workers=8, client_takes_part=True)
     mine, *others = planned.tasks[1:]
-    assert planned.callers == 1
+    assert planned.local_share == 1
     assert mine.cost_us == pytest.approx((20_000.0 - CUT_US) / 8 + CUT_US, abs=250.0)
     assert len(others) >= 7
 
 
 def test_where_the_calling_thread_has_no_part() -> None:
     # Where nothing is left for workers while messages are on their way, or each task is long, ...
-    assert forked(16, 40.0).callers == -1
-    assert forked(16, 20_000.0).callers == -1
+    assert forked(16, 40.0).local_share == -1
+    assert forked(16, 20_000.0).local_share == -1
     # ... for what comes behind a Node that does not run ahead, ...
-    assert forked(16, 200.0, first=2.0 * CUT_US).callers == -1
-    assert forked(16, 200.0, on_client=True).callers == -1
+    assert forked(16, 200.0, first=2.0 * CUT_US).local_share == -1
+    assert forked(16, 200.0, on_client=True).local_share == -1
     # ... nor where a gradient would have to be copied for the others.
     large = node(cost=2000.0, nbytes=INLINE_LIMIT_BYTES + 1)
-    assert plan(graph(node(1, 2), large, large), workers=2, caller_takes_part=True).callers == -1
+    assert (
+        plan(graph(node(1, 2), large, large), workers=2, client_takes_part=True).local_share == -1
+    )
 
 
 def test_several_roots_are_shared_with_the_calling_thread() -> None:
     nodes = (node(cost=1000.0),) * 6
     seeds = tuple([(number, 0) for number in range(6)])
     spec = GraphSpec(nodes, seeds, (), serial_order(nodes, seeds))
-    planned = plan(spec, workers=2, caller_takes_part=True)
-    assert (planned.opens_alone, planned.callers) == (False, 0)
+    planned = plan(spec, workers=2, client_takes_part=True)
+    assert (planned.opens_alone, planned.local_share) == (False, 0)
 
 
 # ----------------------------------------------------------------------- what the client runs ahead

@@ -16,7 +16,7 @@ import mpgrad as mg
 from mpgrad.autograd.functions.context import FunctionContext
 from mpgrad.autograd.functions.function_node import run_function_backward
 from mpgrad.recording.graph.node import InputMetadata
-from mpgrad.recording.tensors import lent_gradients
+from mpgrad.recording.tensors import copy_on_write
 from tests.semantics.functions import double
 from tests.semantics.paired import error_of, leaf, paired
 
@@ -24,7 +24,7 @@ from tests.semantics.paired import error_of, leaf, paired
 @pytest.fixture(autouse=True)
 def as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients here are small, and a Function of this process gets them as it gets large ones."""
-    monkeypatch.setattr(lent_gradients, "INLINE_LIMIT_BYTES", -1)
+    monkeypatch.setattr(copy_on_write, "INLINE_LIMIT_BYTES", -1)
 
 
 def into_one_buffer(lib: Any, size: int) -> Any:

@@ -1,5 +1,4 @@
-"""Branches that one task has recorded are differentiated by one task, as far as torch begins them.
-"""
+"""Branches that one task has recorded are differentiated by one task, as torch begins them."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import mpgrad as mg  # noqa: E402
 import mpgrad.torch as mt  # noqa: E402
 from mpgrad.engine.submitter import Submission  # noqa: E402
 from mpgrad.parallel import placing  # noqa: E402
-from mpgrad.torch import derivatives  # noqa: E402
+from mpgrad.torch import derivative_tasks  # noqa: E402
 from tests.torch_programs.test_both_passes import bits, leaves  # noqa: E402
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
@@ -63,7 +62,7 @@ def test_a_backward_has_as_many_tasks_as_its_forward(
         submitted.append(len(requests))
         return Submission(requests, *args)
 
-    monkeypatch.setattr(derivatives, "Submission", noted)
+    monkeypatch.setattr(derivative_tasks, "Submission", noted)
     outs = mt.parallel_map(item, xs, ks, shared=(w,))
     assert gradients(outs, [w, *xs]) == expected
     assert sorted(submitted) == [2, 3, 3]
@@ -130,7 +129,7 @@ def test_a_backward_that_fails_before_a_task_is_whole_leaves_nothing(engine: mg.
     kept = [weakref.ref(loss)]
     with pytest.raises(RuntimeError, match="in between"):
         loss.backward()
-    kept += [weakref.ref(task) for task in derivatives._waiting.tasks.values()]
+    kept += [weakref.ref(task) for task in derivative_tasks._waiting.tasks.values()]
     del outs, loss
     mt.parallel_map(lambda k: k, [1.0])  # notes that nothing runs any more
     gc.collect()

@@ -22,7 +22,7 @@ from mpgrad.recording.graph.grad_modes import enable_grad, is_grad_enabled, no_g
 from mpgrad.recording.graph.node import InputMetadata, Node
 from mpgrad.recording.graph.registry import OPERATORS
 from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad, first_grad, grad_lock
-from mpgrad.recording.tensors.lent_gradients import own
+from mpgrad.recording.tensors.copy_on_write import own
 from mpgrad.recording.tensors.storage import adopt, is_exclusive
 from mpgrad.recording.tensors.tensor import Tensor
 

@@ -22,8 +22,8 @@ from mpgrad.recording.graph.anomaly import mode as anomaly
 from mpgrad.recording.graph.anomaly import origin
 from mpgrad.recording.graph.grad_modes import GRAD_MODE, enable_grad
 from mpgrad.recording.graph.node import FREED_MESSAGE, SEQUENCE, Edge, InputMetadata, Node
+from mpgrad.recording.tensors.copy_on_write import are_fresh, lend, own, take_back
 from mpgrad.recording.tensors.hooks_in_force import HOOKS
-from mpgrad.recording.tensors.lent_gradients import are_fresh, lend, own, take_back
 from mpgrad.recording.tensors.saved_tensor import SavedTensor
 from mpgrad.recording.tensors.tensor import Tensor
 

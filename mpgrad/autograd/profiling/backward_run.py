@@ -99,7 +99,7 @@ class BackwardRun:
 
     def is_of_worker(self, run: TaskRun) -> bool:
         """Whether a worker ran it, or the calling thread as one of the workers."""
-        return run.worker >= 0 or (self.plan is not None and run.task == self.plan.callers)
+        return run.worker >= 0 or (self.plan is not None and run.task == self.plan.local_share)
 
     def gradient_bytes(self) -> list[tuple[float, int]]:
         """Bytes of the blocks between tasks, each time they change: from the beginning of the task

@@ -57,7 +57,7 @@ _entries: OrderedDict[tuple[type, ...], _Entry] = OrderedDict()
 
 
 @dataclass(frozen=True, slots=True)
-class ShippedCode:
+class SerializedCode:
     """A Function class as bytes; equal ``code_id`` means equal code and constants."""
 
     code_id: str
@@ -77,7 +77,7 @@ class Decision:
 
     run_on: Literal["worker", "client"]
     reason: str = ""
-    code: ShippedCode | None = None
+    code: SerializedCode | None = None
     line: str = ""
 
 
@@ -234,8 +234,8 @@ def _decide(
         name.encode(errors="surrogatepass") + b"\0" + blob, digest_size=16
     ).hexdigest()
     may_change = bool(found.values or found.contents or found.sets_attributes)
-    shipped = ShippedCode(digest, blob, held, may_change, found.reached)
-    return _Entry(asked, Decision("worker", "", shipped), found)
+    serialized = SerializedCode(digest, blob, held, may_change, found.reached)
+    return _Entry(asked, Decision("worker", "", serialized), found)
 
 
 def _stays(cls: type[Function], problem: Obstacle, *, may_promise: bool = False) -> Decision:

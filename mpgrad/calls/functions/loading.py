@@ -68,7 +68,7 @@ def load_all(blob: bytes) -> Loaded:
     found = unpickler.load()
     (cls, *held), values, readers = found if isinstance(found, tuple) else ((found,), [], "")
     if not (isinstance(cls, type) and issubclass(cls, Function)):
-        raise TypeError(f"shipped code holds {cls!r}, not a Function class")
+        raise TypeError(f"serialized code holds {cls!r}, not a Function class")
     is_more = stream.tell() < len(blob)
     settings, expected = pickle.load(stream) if is_more else ({}, {})
     _require(cls, expected)

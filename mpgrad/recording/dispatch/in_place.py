@@ -36,7 +36,7 @@ from mpgrad.recording.dispatch.operator_mode import MODES
 from mpgrad.recording.graph.grad_modes import is_grad_enabled, is_inference_mode_enabled
 from mpgrad.recording.graph.registry import Operator, operator
 from mpgrad.recording.tensors import saved_tensor_clones
-from mpgrad.recording.tensors.lent_versions import LentVersions
+from mpgrad.recording.tensors.copy_on_write_versions import CopyOnWriteVersions
 from mpgrad.recording.tensors.storage import INFERENCE
 from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.recording.tensors.view import set_history
@@ -159,7 +159,7 @@ def refuse_shared_elements(tensor: Tensor, others: Sequence[Any] = ()) -> None:
     Raises:
         RuntimeError: it is an expanded or read-only tensor, or overlaps an operand with a shift.
     """
-    if type(tensor._version_counter) is LentVersions:
+    if type(tensor._version_counter) is CopyOnWriteVersions:
         tensor._version_counter.become_own()
     if not (is_writable(tensor._array) or _lies_in_writable(tensor)):
         raise RuntimeError(

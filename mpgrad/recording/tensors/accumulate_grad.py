@@ -19,7 +19,7 @@ from mpgrad.recording.graph.anomaly import origin
 from mpgrad.recording.graph.grad_modes import is_inference_mode_enabled
 from mpgrad.recording.graph.node import NATIVE, SEQUENCE_NR_MAX, InputMetadata, Node
 from mpgrad.recording.tensors.assigned_grad import wanted_dtype
-from mpgrad.recording.tensors.lent_versions import LentVersions
+from mpgrad.recording.tensors.copy_on_write_versions import CopyOnWriteVersions
 from mpgrad.recording.tensors.refused_reads import refuse
 from mpgrad.recording.tensors.storage import VersionCounter, adopt, adopt_in_layout, is_dense
 
@@ -164,7 +164,7 @@ class AccumulateGrad(Node):
                 f"the gradient of a leaf lies on {expected.device}, but its .grad on "
                 f"{grad.device}: set that to None, or move it"
             )
-        if type(grad._version_counter) is LentVersions:
+        if type(grad._version_counter) is CopyOnWriteVersions:
             grad._version_counter.become_own()
         if in_place and not is_writable(grad._array):
             raise RuntimeError(

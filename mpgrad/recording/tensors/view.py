@@ -17,7 +17,7 @@ from mpgrad.recording.graph.grad_modes import (
     is_grad_enabled,
     is_inference_mode_enabled,
 )
-from mpgrad.recording.tensors.lent_versions import LentVersions
+from mpgrad.recording.tensors.copy_on_write_versions import CopyOnWriteVersions
 from mpgrad.recording.tensors.refused_reads import refuse_of_client
 from mpgrad.recording.tensors.storage import INFERENCE
 
@@ -232,7 +232,7 @@ def share_memory(
             tensor._version_counter = counter
             if counter is not INFERENCE:  # without versions and history there is nothing to update
                 tensor._view = View(base, parent, operator, attributes, creation)
-            if type(counter) is LentVersions:
+            if type(counter) is CopyOnWriteVersions:
                 counter.add(tensor)
 
 

@@ -18,7 +18,7 @@ from mpgrad.engine.calls_in_workers import Answered, Request, depth_of_calls
 from mpgrad.engine.engine import current_engine
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.submitter import Submission
-from mpgrad.wire.surroundings import look_around
+from mpgrad.wire.captured_state import capture_state
 
 
 class Derived(Future[Any]):
@@ -79,7 +79,7 @@ class DerivativeTask:
         _waiting.tasks.pop(self._key, None)
         submission = Submission(
             self._requests,
-            look_around(),
+            capture_state(),
             PackedArrays(),
             depth_of_calls(),
             lambda: True,

@@ -13,7 +13,7 @@ import pytest
 import mpgrad as mg
 from mpgrad.engine import preparation
 from mpgrad.engine.client_worker import ClientWorker
-from mpgrad.engine.own_tasks import OwnTask
+from mpgrad.engine.local_tasks import LocalTask
 from mpgrad.errors import CoordinatorLost
 from mpgrad.scheduler.graph_spec import GraphSpec
 from mpgrad.scheduler.plan import plan
@@ -45,7 +45,7 @@ def plan_with_any_part(spec: GraphSpec, **options: Any) -> Plan:
     at_hand = sum(seed[0] == first for seed in planned.seeds)
     at_hand += sum(out.task == first for out in planned.tasks[0].outputs if first)
     if task.is_for_cpu and is_whole and task.dependencies == at_hand:
-        return planned._replace(callers=first)
+        return planned._replace(local_share=first)
     return planned
 
 
@@ -196,7 +196,7 @@ def test_the_coordinator_dies_meanwhile(monkeypatch: pytest.MonkeyPatch, recover
         run(leaves)
         run_own, doomed = ClientWorker._run_own, [engine.coordinator_pid]
 
-        def kills(self: ClientWorker, own: OwnTask) -> Any:
+        def kills(self: ClientWorker, own: LocalTask) -> Any:
             if doomed:
                 os.kill(doomed.pop(), signal.SIGKILL)  # type: ignore[arg-type]
             return run_own(self, own)

@@ -1,5 +1,5 @@
-"""OwnTasks: the tasks of one graph that its caller runs itself, as ``engine.own_tasks``: the first
-one before it submits the graph, and the next while workers run the others."""
+"""LocalTasks: the tasks of one graph that its caller runs itself, as ``engine.local_tasks``: the
+first one before it submits the graph, and the next while workers run the others."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from simulation.path_counts import TracedGraph, Value, add, run_members
 from simulation.task_values import RuleRaised
 
 
-class OwnTasks:
+class LocalTasks:
     """What a caller decides to run itself, and what that gives.
 
-    The real client is more selective, see ``Plan.opens_alone`` and ``Plan.callers``.
+    The real client is more selective, see ``Plan.opens_alone`` and ``Plan.local_share``.
 
     Args:
         graph, planned: the graph and its plan.

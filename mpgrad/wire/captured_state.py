@@ -1,4 +1,4 @@
-"""Surroundings: process state that a Function's backward may use and the caller may change.
+"""StateFields: process state that a Function's backward may use and the caller may change.
 
 They are captured on the calling thread when a graph with Functions is handed over, and a worker
 takes them over before it runs a task with Functions. (``environment`` holds for a worker's whole
@@ -53,8 +53,8 @@ class WarningFilter(msgspec.Struct, frozen=True, array_like=True):
     line: int
 
 
-class Surroundings(msgspec.Struct, frozen=True, array_like=True):
-    """The surroundings as plain data; bytes are texts of the system or of the user.
+class StateFields(msgspec.Struct, frozen=True, array_like=True):
+    """The state as plain data; bytes are texts of the system or of the user.
 
     Attributes:
         directory: the working directory; None if it does not exist.
@@ -85,11 +85,11 @@ class Surroundings(msgspec.Struct, frozen=True, array_like=True):
     filters: tuple[WarningFilter, ...]
 
 
-class Around(NamedTuple):
-    """What is around the user code of this thread.
+class CapturedState(NamedTuple):
+    """The state around the user code of this thread.
 
     Attributes:
-        data: the surroundings, encoded.
+        data: the state, encoded.
         kept_here: what user code has set here and no other process can have, in words; empty:
             nothing.
         numpy_errors: see ``changed_numpy_errors``.
@@ -102,7 +102,7 @@ class Around(NamedTuple):
 
 class _Seen(NamedTuple):
     """All of that as it is found, to be compared with what was found before; for the fields see
-    ``Surroundings``."""
+    ``StateFields``."""
 
     directory: bytes | None
     environment: dict[bytes, bytes]
@@ -123,19 +123,19 @@ class _Seen(NamedTuple):
     prints_unicode: bool
 
 
-_last: tuple[_Seen, Around] | None = None
+_last: tuple[_Seen, CapturedState] | None = None
 
 
-def look_around() -> Around:
-    """What is around the user code of this thread. Nearly always it is what was there before."""
+def capture_state() -> CapturedState:
+    """The state around the user code of this thread. Nearly always it is that of before."""
     global _last
     seen, last = _see(), _last
     if last is not None and last[0] == seen:
         return last[1]
-    data = msgspec.msgpack.encode(_surroundings(seen))
-    around = Around(data, _kept_here(seen), changed_numpy_errors(seen.numpy_errors))
-    _last = seen, around
-    return around
+    data = msgspec.msgpack.encode(_fields_of(seen))
+    captured = CapturedState(data, _kept_here(seen), changed_numpy_errors(seen.numpy_errors))
+    _last = seen, captured
+    return captured
 
 
 _NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
@@ -172,12 +172,12 @@ def _kept_here(seen: _Seen) -> str:
 
 
 def name_of_change(before: bytes, now: bytes) -> str:
-    """The name of a difference between the ``data`` of two looks around; empty if there is none.
+    """The name of a difference between the ``data`` of two captured states; empty if there is none.
     A module that was imported in between and has its initial settings is no difference.
     """
     first, second = _decoder.decode(before), _decoder.decode(now)
     fresh = {"decimal": _FRESH_DECIMAL, "special_errors": None, "locale": second.locale}
-    for name in Surroundings.__struct_fields__:
+    for name in StateFields.__struct_fields__:
         old, new = getattr(first, name), getattr(second, name)
         if old is None and name in fresh:
             old = fresh[name]
@@ -187,17 +187,17 @@ def name_of_change(before: bytes, now: bytes) -> str:
     return ""
 
 
-def take_over_surroundings(data: bytes) -> None:
-    """Apply surroundings that ``look_around`` found in another process.
+def apply_state(data: bytes) -> None:
+    """Apply the state that ``capture_state`` found in another process.
 
     Raises:
         OSError: the working directory cannot be entered.
-        ProtocolError: the bytes are no surroundings.
+        ProtocolError: the bytes are no state.
     """
     try:
         found = _decoder.decode(data)
     except msgspec.MsgspecError as error:
-        raise ProtocolError(f"malformed surroundings: {error}") from None
+        raise ProtocolError(f"malformed captured state: {error}") from None
     if found.directory not in (None, current_directory()):
         os.chdir(os.fsdecode(found.directory))
     set_environment(with_changes(FIRST_ENVIRONMENT, found.environment))
@@ -232,7 +232,7 @@ def take_over_surroundings(data: bytes) -> None:
 
 
 def _see() -> _Seen:
-    """What is around this thread now."""
+    """The state around this thread now."""
     # A module that is not imported has unchanged settings.
     modules = sys.modules
     decimal, locale = modules.get("decimal"), modules.get("locale")
@@ -264,8 +264,8 @@ def current_directory() -> bytes | None:
         return None
 
 
-def _surroundings(seen: _Seen) -> Surroundings:
-    return Surroundings(
+def _fields_of(seen: _Seen) -> StateFields:
+    return StateFields(
         seen.directory,
         changes_to_send(),
         seen.recursion_limit,
@@ -345,7 +345,7 @@ _FRESH_DECIMAL = DecimalContext(
     28, "ROUND_HALF_EVEN", -999999, 999999, 1, 0,
     ("InvalidOperation", "DivisionByZero", "Overflow"),
 )  # fmt: skip
-_decoder = msgspec.msgpack.Decoder(Surroundings)
+_decoder = msgspec.msgpack.Decoder(StateFields)
 
 #: Print options that are functions, which cannot be sent.
 _FUNCTIONS = ("formatter", "override_repr")

@@ -1,7 +1,8 @@
-"""OwnTask: a task that the calling thread runs as a graph of its own: in a loop as ``local`` does,
-and as source when it has come several times. There are two of them. The first task of a plan may
-run before the others are submitted (``Plan.opens_alone``), and another one while the workers run
-theirs (``Plan.callers``).
+"""LocalTask: a task that the calling thread runs as a graph of its own.
+
+It runs in a loop as ``local`` does, and as source when it has come several times. There are two of
+them. The first task of a plan may run before the others are submitted (``Plan.opens_alone``), and
+another one while the workers run theirs (``Plan.local_share``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, Target
 from mpgrad.scheduler.plan_tables import InnerTarget, Plan
 
 
-class OwnTask:
+class LocalTask:
     """One task of a graph, and of all graphs with the same tables.
 
     Args:
@@ -112,11 +113,11 @@ def _inputs_of(planned: Plan, task: int) -> list[tuple[int, bool, int]]:
     return [(slot, is_made, number) for slot, _, is_made, number in sorted(placed)]
 
 
-def ahead_of(frozen: FrozenGraph, planned: Plan) -> OwnTask | None:
+def ahead_of(frozen: FrozenGraph, planned: Plan) -> LocalTask | None:
     """The first task, if it may run ahead: it has no user code, and no part of a Node."""
     nodes, runs = frozen.nodes, frozen.runs
     for member in planned.groups[0]:
         is_operator = isinstance(nodes[member.node], OperatorNode)
         if member.is_half or (runs[member.node] and not is_operator):
             return None
-    return OwnTask(frozen, planned, 0)
+    return LocalTask(frozen, planned, 0)

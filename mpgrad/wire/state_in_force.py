@@ -1,4 +1,4 @@
-"""surrounded(): what is around a call for its time; what user code changes of it is undone."""
+"""state_in_force(): the captured state of a call for its time; changes by user code are undone."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import numpy as np
 from mpgrad.base.dtype import default_float, set_default_dtype
 from mpgrad.base.environ import changes_of_environment, current_environment, set_environment
 from mpgrad.base.print_options import OPTIONS
-from mpgrad.wire.surroundings import (
-    Around,
+from mpgrad.wire.captured_state import (
+    CapturedState,
     all_numpy_errors,
+    apply_state,
+    capture_state,
     changed_numpy_errors,
     current_directory,
-    look_around,
-    take_over_surroundings,
 )
 
 #: The beginnings of environment variables that libraries set for themselves when they are first
@@ -30,28 +30,28 @@ SET_BY_LIBRARIES = ("TORCHINDUCTOR_", "TRITON_")
 
 
 @contextmanager
-def surrounded(around: Around | None) -> Iterator[Callable[[], str]]:
-    """Have the surroundings of a call, and afterwards those of before.
+def state_in_force(captured: CapturedState | None) -> Iterator[Callable[[], str]]:
+    """Have the captured state of a call, and afterwards that of before.
 
     Where other threads of the user's run, nobody can tell whose a change is: then what a call has
     changed is left alone. Run it in a copy of the context, which has the context variables: errors
     and print options of NumPy, decimal numbers.
 
     Args:
-        around: what to have; None: what there is.
+        captured: the state; None: as it is.
 
     Yields:
         A function that names what user code has changed since then, of the working directory and
         ``os.environ``; empty: nothing.
     """
     before = _Outside.now()
-    is_other = around is not None and look_around().data != around.data
+    is_other = captured is not None and capture_state().data != captured.data
     try:
-        if around is not None:
+        if captured is not None:
             if is_other:
-                take_over_surroundings(around.data)
-            if changed_numpy_errors(np.geterr()) != around.numpy_errors:
-                np.seterr(**all_numpy_errors(around.numpy_errors))  # type: ignore[arg-type]
+                apply_state(captured.data)
+            if changed_numpy_errors(np.geterr()) != captured.numpy_errors:
+                np.seterr(**all_numpy_errors(captured.numpy_errors))  # type: ignore[arg-type]
         if "decimal" in sys.modules:  # a variable of the context whose value can be changed
             import decimal
 
@@ -65,7 +65,7 @@ def surrounded(around: Around | None) -> Iterator[Callable[[], str]]:
 
 
 class _Outside(NamedTuple):
-    """What is not in the context; the fields are those of ``surroundings.Seen``."""
+    """What is not in the context; the fields are those of ``captured_state``."""
 
     directory: bytes | None
     environment: dict[bytes, bytes]

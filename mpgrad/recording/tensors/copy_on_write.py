@@ -15,7 +15,7 @@ import numpy as np
 from mpgrad.arrays.cpu.array_proxies import ArrayProxy
 from mpgrad.arrays.cuda.device_arrays import copied, is_array, is_on_gpu
 from mpgrad.base.handles import INLINE_LIMIT_BYTES
-from mpgrad.recording.tensors.lent_versions import LentVersions
+from mpgrad.recording.tensors.copy_on_write_versions import CopyOnWriteVersions
 from mpgrad.recording.tensors.storage import is_exclusive
 from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.shm.mapped_arena import Lease
@@ -44,16 +44,16 @@ class _Loan:
         self.__array_interface__["data"] = (self.__array_interface__["data"][0], True)
 
 
-def lend(grads: list[Any]) -> tuple[list[Tensor | None], list[LentVersions]]:
+def lend(grads: list[Any]) -> tuple[list[Tensor | None], list[CopyOnWriteVersions]]:
     """The gradients (arrays or None) as tensors for a user's rule, and the loans among them;
     ``grads`` is emptied.
 
     A small gradient is copied. The rule may change a large one that nobody else holds; any other
-    moves to memory of its own before it is changed in place (``LentVersions``), and NumPy sees it
-    read-only.
+    moves to memory of its own before it is changed in place (``CopyOnWriteVersions``), and NumPy
+    sees it read-only.
     """
     lent: list[Tensor | None] = []
-    loans: list[LentVersions] = []
+    loans: list[CopyOnWriteVersions] = []
     for nr in range(len(grads)):
         # Taken out of the list, so that this is the only reference if nobody else has one.
         array, grads[nr] = grads[nr], None
@@ -74,7 +74,7 @@ def lend(grads: list[Any]) -> tuple[list[Tensor | None], list[LentVersions]]:
         if is_exclusive(array):
             lent.append(Tensor(array))
             continue
-        counter = LentVersions(np.asarray(_Loan(array)) if is_here else array, array)
+        counter = CopyOnWriteVersions(np.asarray(_Loan(array)) if is_here else array, array)
         tensor = Tensor(counter.seen, version_counter=counter)
         counter.add(tensor)
         lent.append(tensor)
@@ -82,7 +82,7 @@ def lend(grads: list[Any]) -> tuple[list[Tensor | None], list[LentVersions]]:
     return lent, loans
 
 
-def take_back(loans: Sequence[LentVersions]) -> list[tuple[Array, Array]]:
+def take_back(loans: Sequence[CopyOnWriteVersions]) -> list[tuple[Array, Array]]:
     """The lent gradients that user code could not change: the array that it saw, and the original
     array."""
     found = []

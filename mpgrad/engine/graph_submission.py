@@ -1,5 +1,6 @@
-"""Handover: the messages that submit one graph, and the data its workers read: programs, saved
-arrays, user code.
+"""GraphSubmission: the messages that submit one graph, and the data its workers read.
+
+That data are programs, saved arrays and user code.
 
 It goes in several messages, so that the workers begin while the rest is still being packed.
 """
@@ -27,7 +28,7 @@ from mpgrad.autograd.running.collector import collector_held_for
 from mpgrad.base.handles import GradientRef
 from mpgrad.calls.fork_function import Fork, arrays_to_send, holder_of
 from mpgrad.calls.functions.attributes import pack_attributes
-from mpgrad.calls.functions.decision import ShippedCode
+from mpgrad.calls.functions.decision import SerializedCode
 from mpgrad.calls.initializing import Initializer
 from mpgrad.calls.packing import rule_of
 from mpgrad.engine.learning import wants_times
@@ -41,6 +42,7 @@ from mpgrad.scheduler.chunks import SMALL_GRAPH, chunk_ends, in_chunks
 from mpgrad.scheduler.events import GraphExtended, GraphSubmitted
 from mpgrad.scheduler.plan_tables import CAPTURE, NodeTaskSpec
 from mpgrad.shm.arena import client_arena
+from mpgrad.wire.captured_state import CapturedState, changed_numpy_errors
 from mpgrad.wire.programs import (
     BranchRule,
     FunctionRule,
@@ -52,7 +54,6 @@ from mpgrad.wire.programs import (
     encode_plain,
     encode_program,
 )
-from mpgrad.wire.surroundings import Around, changed_numpy_errors
 
 if TYPE_CHECKING:
     from mpgrad.engine.processes import CoordinatorProcess
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = np.ndarray[Any, Any]
 
 T = TypeVar("T")
-#: Runs the calling thread's task. Returns what flows into other tasks (task, slot, place,
+#: Runs the local share. Returns what flows into other tasks (task, slot, place,
 #: reference), and the Node of the task that raised, if one did.
 RunOwn: TypeAlias = Callable[[], tuple[list[tuple[int, int, int, GradientRef]], int | None]]
 
@@ -73,14 +74,14 @@ _is_on_client = attrgetter("on_client")
 DESCRIPTIONS_MAX = 1024
 
 
-class Handover(PackedArrays):
+class GraphSubmission(PackedArrays):
     """The hand-over of one GraphTask.
 
     Args:
         frozen: the graph.
         graph: its plan.
         code: by node index, the code of each Function that a worker runs.
-        around: what is around its Functions; None if it has none.
+        captured: the state of its Functions; None if it has none.
         initializer: of the engine.
     """
 
@@ -88,8 +89,8 @@ class Handover(PackedArrays):
         self,
         frozen: FrozenGraph,
         graph: PreparedGraph,
-        code: dict[int, ShippedCode],
-        around: Around | None = None,
+        code: dict[int, SerializedCode],
+        captured: CapturedState | None = None,
         initializer: Initializer | None = None,
     ) -> None:
         super().__init__()
@@ -99,12 +100,12 @@ class Handover(PackedArrays):
         self.is_timed = self.learns = False
         #: Decides for which Functions the workers report arguments and results.
         self.spot_checks: SpotChecks | None = None
-        self.around = around
+        self.captured = captured
         self._numpy_errors = (
-            changed_numpy_errors(np.geterr()) if around is None else around.numpy_errors
+            changed_numpy_errors(np.geterr()) if captured is None else captured.numpy_errors
         )
         #: Where the code of Functions lies, by its id.
-        self._shipped: dict[str, PackedArray] = {}
+        self._serialized: dict[str, PackedArray] = {}
         #: The Functions that were written.
         self._met: set[type[Function]] = set()
         #: What user code in the client changes later would count as a difference.
@@ -131,7 +132,7 @@ class Handover(PackedArrays):
     ) -> Iterator[GraphSubmitted | GraphExtended]:
         """The messages that submit the graph: first enough tasks for each worker, then more.
 
-        The last one has what the calling thread's task gives; it runs before that is asked for.
+        The last one has what the local share gives; it runs before that is asked for.
 
         Args:
             peer: the session that submits it.
@@ -139,7 +140,7 @@ class Handover(PackedArrays):
             depth: the number of backwards that it runs inside of.
             workers: the number of workers that wait for it.
             ahead: the outputs of task 0, if that has already run.
-            run_own: runs the calling thread's task; None if it has none.
+            run_own: runs the local share; None if it has none.
         """
         planned = self._graph.plan
         done = int(ahead is not None) + int(run_own is not None)
@@ -158,13 +159,13 @@ class Handover(PackedArrays):
         ends = chunk_ends(planned, workers, done)
         captures = len(self._frozen.sinks)
         submitted = GraphSubmitted(peer, graph, depth, (), tuple(gradients), captures, done=done)
-        own = () if run_own is None else planned.tasks[planned.callers].outputs
+        own = () if run_own is None else planned.tasks[planned.local_share].outputs
         is_awaited = any(output.task != CAPTURE for output in own)
         yield from in_chunks(submitted, ends, self._tables, goes_on=is_awaited)
         if run_own is not None:
             given, failed = run_own()
             if is_awaited or failed is not None:
-                blamed = None if failed is None else (planned.callers, failed)
+                blamed = None if failed is None else (planned.local_share, failed)
                 yield GraphExtended(peer, graph, (), True, tuple(given), blamed)
 
     def _tables(self, start: int, stop: int, done: int) -> tuple[NodeTaskSpec, ...]:
@@ -221,7 +222,7 @@ class Handover(PackedArrays):
             anomaly.checks_nan,
             is_timed,
             self._numpy_errors,
-            self.around.data if has_function and self.around is not None else b"",
+            self.captured.data if has_function and self.captured is not None else b"",
             plan.joins[task],
             self._initializer.packed(self.array)
             if has_function and self._initializer is not None
@@ -283,12 +284,12 @@ class Handover(PackedArrays):
             if is_guess(node, error):
                 raise RaisedOnWorker(node.function, error) from cause
             raise error from cause
-        shipped = self._shipped.get(code.code_id)
-        if shipped is None:
-            shipped = self._shipped[code.code_id] = self.array(_bytes_of(code))
+        serialized = self._serialized.get(code.code_id)
+        if serialized is None:
+            serialized = self._serialized[code.code_id] = self.array(_bytes_of(code))
         return FunctionRule(
             code.code_id,
-            shipped,
+            serialized,
             tuple([None if array is None else self.array(array) for array in context.saved]),
             _described(context.description),
             attributes,
@@ -300,7 +301,7 @@ class Handover(PackedArrays):
 
 
 def _holders(
-    frozen: FrozenGraph, graph: PreparedGraph, code: dict[int, ShippedCode]
+    frozen: FrozenGraph, graph: PreparedGraph, code: dict[int, SerializedCode]
 ) -> dict[int, int]:
     found = {}
     for at in code:
@@ -326,13 +327,13 @@ def _read(read: Callable[[], T]) -> T:
         raise SavedTensorsUnreadable from error
 
 
-#: The bytes of shipped code as arrays in the arena, by content: each is written once.
+#: The bytes of serialized code as arrays in the arena, by content: each is written once.
 _code_arrays: dict[str, Array] = {}
-#: The bytes of shipped code that stay there for later graphs.
+#: The bytes of serialized code that stay there for later graphs.
 CODE_BYTES_MAX = 16 << 20
 
 
-def _bytes_of(code: ShippedCode) -> Array:
+def _bytes_of(code: SerializedCode) -> Array:
     array = _code_arrays.get(code.code_id)
     if array is None:
         array = client_arena().empty((len(code.blob),), np.uint8)

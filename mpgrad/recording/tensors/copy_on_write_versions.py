@@ -1,4 +1,4 @@
-"""LentVersions: the tensors over a gradient that user code was lent, until one of them changes it.
+"""CopyOnWriteVersions: the tensors over a gradient that user code reads, until one changes it.
 
 Others refer to the gradient, too: another Node, the caller's seed, a result. So before the first
 change in place the tensors move to memory of their own, all at once.
@@ -27,7 +27,7 @@ _SHARED = (
 )
 
 
-class LentVersions(VersionCounter):
+class CopyOnWriteVersions(VersionCounter):
     """The counter of a lent gradient, which all tensors over it share.
 
     Args:

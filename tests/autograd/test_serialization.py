@@ -26,7 +26,7 @@ from scipy.sparse import linalg
 
 import mpgrad as mg
 from mpgrad.autograd.function import Function, FunctionContext, run_function_backward
-from mpgrad.calls.functions import decision as shipping
+from mpgrad.calls.functions import decision as decisions
 from mpgrad.calls.functions import loading
 from mpgrad.calls.functions.attributes import are_scalars, look_at, pack_attributes
 from mpgrad.calls.functions.decision import decide
@@ -122,7 +122,7 @@ def gradient(cls):
 
 
 def on_worker(cls):
-    """The gradient that shipped code computes; fails if it is not shipped."""
+    """The gradient that serialized code computes; fails if it is not serialized."""
     decision = decide(cls)
     assert decision.run_on == "worker", decision.reason
     return gradient(load(decision.code.blob))
@@ -642,9 +642,9 @@ class TestPure:
                     return grad._array * 2
         """)
         assert on_worker(module.Custom) == [2.0, 2.0]
-        shipped = load(decide(module.Custom).code.blob)
+        serialized = load(decide(module.Custom).code.blob)
         with pytest.raises(RuntimeError, match="was called from backward on a worker"):
-            shipped.forward(None, None)
+            serialized.forward(None, None)
 
     def test_forward_counts_where_backward_names_it(self, custom):
         assert on_worker(custom("value = Custom.forward(None, grad)[0]").Custom) == [1.0, 1.0]
@@ -693,7 +693,7 @@ class TestRunOnWorker:
     def test_what_cannot_is_packed_once(self, custom, monkeypatch):
         module = custom("value = SCALE", "SCALE = 2.0", 'run_on = "worker"')
         before = code_id(module.Custom)
-        monkeypatch.setattr(shipping, "_dump", None)
+        monkeypatch.setattr(decisions, "_dump", None)
         assert code_id(module.Custom) == before
 
 
@@ -936,7 +936,7 @@ class TestImpure:
         changes = case in CHANGING
         assert bool(loaded.what_changed()) == changes
         assert gradient(cls) == there
-        assert bool(shipping.what_changed(cls)) == changes
+        assert bool(decisions.what_changed(cls)) == changes
 
     def test_compiled_code_of_the_user(self, user_module, custom):
         compiled = user_module("def f(): return 1.0")
@@ -1395,8 +1395,8 @@ class TestAttributes:
 
 
 def test_the_cache_is_bounded(monkeypatch, custom):
-    monkeypatch.setattr(shipping, "CACHE_LIMIT", 2)
-    monkeypatch.setattr(shipping, "_entries", type(shipping._entries)())
+    monkeypatch.setattr(decisions, "CACHE_LIMIT", 2)
+    monkeypatch.setattr(decisions, "_entries", type(decisions._entries)())
     for scale in range(4):
         decide(custom(f"value = {scale}").Custom)
-    assert len(shipping._entries) == 2
+    assert len(decisions._entries) == 2
