@@ -271,7 +271,7 @@ class _Pickler(ByValue):
                     self._sender.changing[id(array)] = array
         if type(obj) is contextvars.ContextVar:
             self._variables.append(obj)
-        if type(found := _attribute(obj, "_buffers")) is dict:
+        if isinstance(found := _attribute(obj, "_buffers"), dict):
             self._sender.buffers.update(map(id, found.values()))
         return super().reducer_override(obj)
 

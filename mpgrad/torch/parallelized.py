@@ -31,7 +31,7 @@ from mpgrad.torch.branch_nodes import (
 )
 from mpgrad.torch.derivative_tasks import Derived
 from mpgrad.torch.shared_results import SharedResult
-from mpgrad.torch.tensors import LIBRARY
+from mpgrad.torch.tensors import KNOWS_HOOKS, LIBRARY
 
 #: What a forward or ``setup_context`` may not call: its backward then needs torch's own Node.
 _OF_OWN_NODE = frozenset({"mark_dirty", "set_materialize_grads"})
@@ -134,7 +134,10 @@ class _ParallelizedCall(ForkedBranch):
             for at, one in enumerate(self._found)
             if isinstance(one, torch.Tensor) and one.requires_grad
         ]
-        self._node = self._found[self._wanted[0]].grad_fn if self._wanted else None
+        first = self._found[self._wanted[0]] if self._wanted else None
+        self._node = None if first is None else first.grad_fn
+        #: In older PyTorch a Node loses what it has saved with the last tensor behind it.
+        self._behind = None if first is None or KNOWS_HOOKS else first.reshape(-1)[:0].clone()
 
     def results(self) -> Any:
         """What the call gives, with a history."""
@@ -153,7 +156,7 @@ class _ParallelizedCall(ForkedBranch):
     def end(self) -> list[torch.Tensor | None]:
         found = super().end()
         if not self.inputs:  # the graph is not kept
-            self._node, self._args = None, ()
+            self._node, self._behind, self._args = None, None, ()
         return found
 
     def _gradients(self, grads: Sequence[torch.Tensor | None]) -> Any:

@@ -305,6 +305,11 @@ def _leaves_behind(outputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor],
 _REFERENCES = _leaves_behind([torch.ones((), requires_grad=True).exp()])[1][0]
 
 
+#: Whether a saved tensor says which hooks it has. Older releases of PyTorch only unpack it, so that
+#: such hooks inside of a branch run once more.
+KNOWS_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
+
+
 def _saved_by(outputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     """The tensors that the graph behind ``outputs`` has saved; not those that hooks have packed,
     whose unpacking is user code."""
@@ -315,10 +320,14 @@ def _saved_by(outputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         for name in dir(node):
             if not name.startswith("_raw_saved_"):
                 continue
-            found = getattr(node, name)
+            found = getattr(node, name if KNOWS_HOOKS else name.removeprefix("_raw"))
             for saved in found if isinstance(found, tuple | list) else (found,):
-                if saved is not None and saved.unpack_hook is None and saved.data is not None:
-                    yield saved.data
+                tensor = saved
+                if KNOWS_HOOKS:
+                    is_packed = saved is None or saved.unpack_hook is not None
+                    tensor = None if is_packed else saved.data
+                if isinstance(tensor, torch.Tensor):
+                    yield tensor
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
