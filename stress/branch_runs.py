@@ -33,13 +33,19 @@ def main() -> None:
         if killer is not None:
             killer.start()
         for at in range(first, first + number):
-            print(f"{at}", flush=True)
+            _tell(f"{at}")
             source = branch_program(seed, at, library).source
             said = _run(f"program_{at}", source, library, mode)
-            print(json.dumps({"number": at, "said": said}), flush=True)
+            _tell(json.dumps({"number": at, "said": said}))
         if killer is not None:
             killer.stop()
-            print(json.dumps({"number": -1 - first, "killed": killer.workers}), flush=True)
+            _tell(json.dumps({"number": -1 - first, "killed": killer.workers}))
+
+
+def _tell(line: str) -> None:
+    """Print a line of its own, whatever threads of the engine print for workers meanwhile."""
+    sys.stdout.write(f"\n{line}\n")
+    sys.stdout.flush()
 
 
 def run_alone(namespace: dict[str, Any], library: str) -> None:

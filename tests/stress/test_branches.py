@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stress import branches
+from stress import branch_runs, branches
 from stress.__main__ import main
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
@@ -101,3 +101,9 @@ def test_branches_finds_a_planted_fault(
     assert "program " in said  # it names one, and shows the first
     assert "def run(say):" in said
     assert "no result" not in said  # the interpreters have lived
+
+
+def test_results_stand_on_lines_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    print("what a thread prints late", end="")
+    branch_runs._tell('{"number": 1}')
+    assert '{"number": 1}' in capsys.readouterr().out.splitlines()
