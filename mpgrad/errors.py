@@ -92,6 +92,14 @@ class TablesCorrupt(InvariantViolated):
     """The coordinator's tables do not add up, by a bug or by damaged memory: its process ends."""
 
 
+class BytesCorrupted(MpgradError):
+    """The bytes of a published block are not what its worker wrote; see ``Engine(check="bytes")``.
+
+    The cause is outside of mpgrad's tables: native code that writes where it must not, or memory
+    that is broken.
+    """
+
+
 class SharedMemoryExhausted(MpgradError, MemoryError):
     """An arena has reached its limit.
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 ENGINE_MODES = ("auto", "local", "process")
-CHECKS = ("off", "sample", "all")
+CHECKS = ("off", "sample", "all", "bytes")
 PINS = ("none", "cores", "nodes")
 TRACEBACKS = ("short", "full")
 CUPY = "mpgrad.arrays.cuda.cuda_cupy:CupyDriver"
@@ -102,7 +102,7 @@ def parse_debug(text: str) -> int:
 
 
 def parse_check(text: str) -> str:
-    """``off``, ``sample`` or ``all``."""
+    """``off``, ``sample``, ``all`` or ``bytes``."""
     check = text.lower()
     if check not in CHECKS:
         raise ValueError(f"expected one of {', '.join(CHECKS)}")
@@ -214,9 +214,10 @@ CHECK: Setting[str] = Setting(
     "MPGRAD_CHECK",
     "sample",
     parse_check,
-    "`off`, `sample`, `all`",
+    "`off`, `sample`, `all`, `bytes`",
     "Which Functions that a worker has run are run again in this process, and must give the same "
-    "bits: none; one in 1000, but for those with `run_on`; every one.",
+    "bits: none; one in 1000, but for those with `run_on`; every one. `bytes` is `sample` with "
+    "checksums on what workers publish.",
     "`sample`",
 )
 PYTHON: Setting[str | None] = Setting(
@@ -340,7 +341,7 @@ def branch_limit() -> int | None:
 
 
 def check() -> str:
-    """MPGRAD_CHECK: ``off``, ``sample`` or ``all``."""
+    """MPGRAD_CHECK: ``off``, ``sample``, ``all`` or ``bytes``."""
     return CHECK.get()
 
 

@@ -10,7 +10,6 @@ import contextvars
 import functools
 import random
 import traceback
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
@@ -30,6 +29,7 @@ from mpgrad.calls.results import can_return, dump_result
 from mpgrad.calls.state import ReachedState
 from mpgrad.calls.unpicklable import why_it_does_not_travel
 from mpgrad.recording.tensors.storage import leaves_made
+from mpgrad.shm.digest import digest_of
 from mpgrad.wire.state_in_force import state_in_force
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -59,10 +59,6 @@ _NOT_A_SUM = (
     "out='sum' adds tensors and numbers, in tuples, lists and dictionaries of the same form; "
     "{name} has returned {found}"
 )
-
-#: Up to so many bytes, all of them go into a checksum; of more, the sums of rows and columns.
-CHECKSUM_BYTES_MAX = 32 << 10
-_WORDS_OF_ROW = 256
 
 
 class Branch(NamedTuple):
@@ -402,26 +398,6 @@ def _forms(first: Any, second: Any, tensor: type[Any]) -> str:
         for one in (first, second)
     ]
     return shown[0] if shown[0] == shown[1] else " and ".join(shown)
-
-
-# ---------------------------------------------------------------------- what it has made
-
-
-def digest_of(array: Array) -> int:
-    """A number that differs if the bytes differ, or their order does, but for chance."""
-    if not array.size:
-        return 1
-    data = np.frombuffer(np.ascontiguousarray(array).data.cast("B"), np.uint8)
-    row = 8 * _WORDS_OF_ROW
-    end = data.nbytes // row * row if data.nbytes > CHECKSUM_BYTES_MAX else 0
-    digest = zlib.crc32(data[end:].data)
-    if end:
-        # Both sums are memory-bound, which a checksum is not; words that change places are in
-        # another row, or in another column.
-        words = data[:end].view(np.uint64).reshape(-1, _WORDS_OF_ROW)
-        for axis in (0, 1):
-            digest = zlib.crc32(words.sum(axis, dtype=np.uint64).data, digest)
-    return digest
 
 
 # ---------------------------------------------------------------------- random numbers

@@ -203,7 +203,7 @@ def _run_calls(
                 kept = session.kept_of(number)
             if isinstance(outcome, CompleteGraph):
                 took_us = times_of(outcome, chunks, session)
-                found = opened(outcome.captures, took_us, sessions, session)
+                found = opened(outcome.captures, took_us, sessions, session, chunks)
     warn(kept, lambda task: chunks[task][0].call.items[0].number)
     if not isinstance(outcome, CompleteGraph):
         raise error_of_calls(outcome, lambda task: _name(chunks[task]))
@@ -346,9 +346,19 @@ def opened(
     took_us: Sequence[float],
     sessions: SessionPool,
     session: Session,
+    chunks: Sequence[Sequence[Request]],
 ) -> list[Answered]:
+    """What the calls of some chunks have given.
+
+    Raises:
+        ProtocolError, BytesCorrupted: see ``mpgrad.errors``.
+    """
+    requests = [[request] for chunk in chunks for request in chunk]
     found = []
     try:
+        sessions.require_intact(
+            session, captures, lambda at: f"the result of {_name(requests[at // 2])}"
+        )
         for told, ref, took in zip(captures[::2], captures[1::2], took_us, strict=True):
             if not isinstance(told, bytes):
                 raise ProtocolError("a call has no answer")

@@ -28,6 +28,7 @@ from mpgrad.engine.local import claim
 from mpgrad.engine.local_tasks import LocalTask
 from mpgrad.engine.placement import Placed
 from mpgrad.engine.preparation import PreparedGraph
+from mpgrad.errors import BytesCorrupted, add_note
 from mpgrad.recording.dispatch.operator_call import cpu
 from mpgrad.recording.graph.anomaly import mode as anomaly
 from mpgrad.recording.graph.node import InputMetadata
@@ -317,10 +318,17 @@ class ClientWorker:
         for (step, input_nr), refs in zip(slots, dispatch.inputs, strict=True):
             meta = steps[step].wiring.inputs[input_nr]
             for ref in refs:
-                yield step, input_nr, self._open(ref, meta)
+                try:
+                    yield step, input_nr, self._open(ref, meta)
+                except BytesCorrupted as error:
+                    add_note(
+                        error, f"it is input {input_nr} of {steps[step].name}, in this process"
+                    )
+                    raise
 
     def _open(self, ref: GradientRef, meta: InputMetadata) -> Array | None:
         """A copy of a gradient for the user: a hook may keep it, or change it."""
         if isinstance(ref, Block) and ref.arena == ENGINE_ARENA:
+            self._arena.check_bytes(ref)
             return adopt(self._arena.open(ref, meta.shape, meta.dtype, writeable=False))
         return self._submission.open(ref, meta)

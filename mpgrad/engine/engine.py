@@ -62,7 +62,9 @@ class Engine:
         check: which Functions that a worker has run are run again in this process, where they must
             give the same bits: one in 1000 ("sample"; but for those with ``run_on``, whose promise
             is yours), every one ("all"), or none ("off"). The first difference is an
-            ``errors.ResultsDiffer``. Default: MPGRAD_CHECK or "sample".
+            ``errors.ResultsDiffer``. "bytes" is "sample", and each block of shared memory that a
+            worker publishes gets a checksum, which every reader compares: bytes that have changed
+            are an ``errors.BytesCorrupted``. Default: MPGRAD_CHECK or "sample".
         progress: whether a backward in workers that takes longer than half a second shows how far
             it is: on stderr if that is a terminal, in a notebook under the cell.
         pin: what each CPU worker is bound to: "none" leaves that to the system; "cores" gives each

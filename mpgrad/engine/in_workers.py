@@ -247,6 +247,7 @@ def _open_results(
     opened: dict[Block, Array] = {}
     results: list[tuple[Any, bool]] = []
     try:
+        sessions.require_intact(session, outcome.captures, lambda at: _captured(frozen, at))
         with collector_held_for(len(frozen.sinks)):
             for (node, input_nr), ref, exclusive in zip(
                 frozen.spec.captures, outcome.captures, outcome.exclusive, strict=True
@@ -272,6 +273,13 @@ def _open_results(
     except ProtocolError as error:
         raise session.distrust(error) from error
     return results
+
+
+def _captured(frozen: FrozenGraph, number: int) -> str:
+    """A capture, in words."""
+    node, input_nr = frozen.spec.captures[number]
+    shape = list(frozen.nodes[node].input_metadata[input_nr].shape)
+    return f"the gradient of shape {shape} for {frozen.spec.nodes[node].name}"
 
 
 def _learn(

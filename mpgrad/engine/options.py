@@ -44,6 +44,11 @@ class EngineOptions:
     initargs: tuple[Any, ...] = ()
     shared: SharedCores | None = None
 
+    @property
+    def has_checksums(self) -> bool:
+        """Whether what workers publish has checksums, which readers compare."""
+        return self.check == "bytes"
+
     @classmethod
     def checked(
         cls,

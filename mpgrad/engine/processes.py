@@ -101,6 +101,7 @@ class CoordinatorProcess:
             self.pidfd = os.pidfd_open(self.pid)
             undo.callback(os.close, self.pidfd)
             self.arena = ForeignArena.over(segment, number=ENGINE_ARENA)
+            self.arena.has_checksums = options.has_checksums
             #: Who it hears: processes of this user.
             self.user = os.geteuid()
             undo.pop_all()
@@ -161,7 +162,9 @@ class CoordinatorProcess:
                 shm_limit=options.shm_limit,
                 client_arena_fd=client_fd,
                 engine_arena_fd=segment.fd,
-                worker_environment=capture_environment(limit_bytes(max(options.cpu_workers, 1))),
+                worker_environment=capture_environment(
+                    limit_bytes(max(options.cpu_workers, 1)), has_checksums=options.has_checksums
+                ),
                 blas_threads=options.blas_threads,
                 executable=os.fsencode(executable),
                 origin=origin,

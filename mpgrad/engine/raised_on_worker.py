@@ -22,7 +22,13 @@ from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.user_frames import level_of_caller
 from mpgrad.calls.functions.decision import keep_changing, keep_in_client
 from mpgrad.engine.placement import note_said
-from mpgrad.errors import InvariantViolated, PerformanceWarning, ProtocolError, add_note
+from mpgrad.errors import (
+    BytesCorrupted,
+    InvariantViolated,
+    PerformanceWarning,
+    ProtocolError,
+    add_note,
+)
 from mpgrad.scheduler.instructions import ForwardOutput
 from mpgrad.wire.output_record import STDERR, STDOUT, LogLine, Text, decode_shown
 from mpgrad.wire.packed_texts import unpack_text
@@ -60,12 +66,13 @@ def is_guess(node: object, error: BaseException) -> bool:
     """Whether ``node`` is a Function that mpgrad sent to workers on its own account, and ``error``
     may have its cause there.
 
-    Memory that ran out says nothing about the place, and a broken protocol must be seen.
+    Memory that ran out says nothing about the place, and what is broken must be seen.
     """
+    broken = MemoryError | ProtocolError | InvariantViolated | BytesCorrupted
     return (
         isinstance(node, FunctionNode)
         and node.function.run_on is None
-        and not isinstance(error, MemoryError | ProtocolError | InvariantViolated)
+        and not isinstance(error, broken)
     )
 
 

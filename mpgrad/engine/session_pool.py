@@ -10,20 +10,20 @@ import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from mpgrad.autograd.running.running_backward import innermost
-from mpgrad.base.handles import Block
+from mpgrad.base.handles import Block, GradientRef, is_counted
 from mpgrad.calls.initializing import Initializer
 from mpgrad.engine.blas import let_idle_threads_sleep
 from mpgrad.engine.kernel_limits import FOR_SESSION, require_descriptors, require_same_user
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session
-from mpgrad.errors import CoordinatorLost, EngineClosed
+from mpgrad.errors import BytesCorrupted, CoordinatorLost, EngineClosed, add_note
 from mpgrad.recording.graph.node import InputMetadata
 from mpgrad.recording.tensors.storage import note_reader
 from mpgrad.scheduler.tuning import measured_message_us
@@ -258,6 +258,32 @@ class SessionPool:
                 session.close()
 
     # ------------------------------------------------------------------ leases
+
+    def require_intact(
+        self, session: Session, refs: Sequence[GradientRef], name: Callable[[int], str]
+    ) -> None:
+        """Compare results with their checksums, if the engine has them, before any is opened.
+
+        Args:
+            session: it holds them, and lets go of all if one has changed.
+            refs: the results.
+            name: of a result by its number, for the error.
+
+        Raises:
+            BytesCorrupted: the bytes of one have changed.
+        """
+        arena = session.coordinator.arena
+        if not arena.has_checksums:
+            return
+        held = [ref for ref in refs if is_counted(ref)]
+        for number, ref in enumerate(refs):
+            try:
+                if isinstance(ref, Block):
+                    arena.check_bytes(ref)
+            except BytesCorrupted as error:
+                session.to_release.extend(held)
+                add_note(error, f"it is {name(number)}, which this process reads")
+                raise
 
     def lease(self, session: Session, block: Block, meta: InputMetadata) -> Array:
         """A result in the engine's arena, which ``session`` holds until its last view dies."""

@@ -53,14 +53,14 @@ class SpotChecks:
     """One per engine. Thread-safe.
 
     Args:
-        check: "off", "sample" or "all", see ``Engine``.
+        check: "off", "sample", "all" or "bytes", see ``Engine``.
 
     Attributes:
         count: Functions that were run again.
     """
 
     def __init__(self, check: str) -> None:
-        self._check = check
+        self._check = "sample" if check == "bytes" else check
         self._numbers = itertools.count(1)
         #: How often each Function was chosen because it is new.
         self._chosen: weakref.WeakKeyDictionary[type[Function], int] = weakref.WeakKeyDictionary()

@@ -31,7 +31,7 @@ from mpgrad.engine.graph_numbers import next_graph_number
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.session import Session
 from mpgrad.engine.session_pool import SessionPool
-from mpgrad.errors import CoordinatorLost, EngineClosed, MpgradError
+from mpgrad.errors import BytesCorrupted, CoordinatorLost, EngineClosed, MpgradError
 from mpgrad.scheduler.events import ANY_SLOT
 from mpgrad.scheduler.instructions import CompleteGraph
 from mpgrad.wire.captured_state import CapturedState
@@ -285,14 +285,17 @@ class Submitter:
         kept, requests = session.kept_of(number), submission.requests
         ended = self._sessions.ended_branches
         if not isinstance(outcome, CompleteGraph):
-            ended.extend([(ANY_SLOT, at) for one in requests for at in one.recorded])
             call = requests[0].call
             name = call.call.backward_in_words if isinstance(call, Derivative) else call.name
-            self._end(number, error_of_calls(outcome, lambda _: name))
+            self._fail(number, error_of_calls(outcome, lambda _: name))
             return
         warn(kept, lambda _: 0)
         took_us = times_of(outcome, [requests], session)
-        found = opened(outcome.captures, took_us, self._sessions, session)
+        try:
+            found = opened(outcome.captures, took_us, self._sessions, session, [requests])
+        except BytesCorrupted as error:
+            self._fail(number, error)
+            return
         pairs = [*zip(requests, found, strict=True)]
         ended.extend([at for one, gave in pairs for at in one.left_behind(gave.answer.slot)])
         if not any(gave.lacks_room for gave in found):
@@ -308,6 +311,13 @@ class Submitter:
         else:
             del self._running[number]
             self._send(session, submission)
+
+    def _fail(self, number: int, error: BaseException) -> None:
+        """End it with an error; nobody will ask for the branches that workers have recorded."""
+        requests = self._running[number].requests
+        branches = [(ANY_SLOT, at) for one in requests for at in one.recorded]
+        self._sessions.ended_branches.extend(branches)
+        self._end(number, error)
 
     def _end(self, number: int, found: Sequence[Answered] | BaseException) -> None:
         self._running.pop(number).tell(found)

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.base.handles import ENGINE_ARENA, Block, TensorHandle
-from mpgrad.errors import ProtocolError
+from mpgrad.errors import BytesCorrupted, ProtocolError
+from mpgrad.shm.digest import digest_of
 from mpgrad.shm.free_list import HEADER_BYTES
 from mpgrad.shm.segment import Segment
 
@@ -32,7 +33,10 @@ class MappedArena:
         segment: the memory.
         number: ``handles.CLIENT_ARENA`` or ``handles.ENGINE_ARENA``.
         released: (offset, generation) of each tracked block whose last view has died.
+        has_checksums: whether a block gets one when it is published, and readers compare it.
     """
+
+    has_checksums = False
 
     def __init__(self, segment: Segment, number: int) -> None:
         self.segment, self.number = segment, number
@@ -110,7 +114,32 @@ class MappedArena:
         Raises:
             ProtocolError: the block does not lie in the segment.
         """
-        write_header(self.segment, block.offset, block.generation, block.nbytes)
+        checksum = self._checksum(block.offset, block.nbytes) if self.has_checksums else 0
+        write_header(self.segment, block.offset, block.generation, block.nbytes, checksum)
+
+    def check_bytes(self, block: Block) -> None:
+        """Compare a published block with its checksum, if the arena has them.
+
+        Raises:
+            BytesCorrupted: the bytes have changed since they were published.
+            ProtocolError: the block is stale.
+        """
+        if not self.has_checksums or block.arena != self.number:
+            return
+        nbytes = check_header(self.segment, block.offset, block.generation)
+        wanted = _LAYOUT.unpack_from(self.segment.buffer, block.offset - HEADER_BYTES)[1]
+        found = self._checksum(block.offset, nbytes)
+        if wanted != found:
+            raise BytesCorrupted(
+                f"the {nbytes:,} bytes at offset {block.offset} of {self.segment.name} have "
+                f"changed since a worker published them (checksum {wanted:08x} then, {found:08x} "
+                "now): native code writes where it must not, or memory is broken"
+            )
+
+    def _checksum(self, offset: int, nbytes: int) -> int:
+        """Of a block; never 0, which stands for none."""
+        check_block(self.segment, offset, nbytes)
+        return digest_of(np.frombuffer(self.segment.buffer, np.uint8, nbytes, offset)) or 1
 
     def locate(self, array: Array) -> tuple[int, int, int] | None:
         """Where ``array`` lies in this arena, or None if not all of it does.
@@ -295,12 +324,14 @@ def lease_of(array: Array, segment: Segment) -> Lease | None:
 # ---------------------------------------------------------------------- headers of blocks
 
 MAGIC = 0x4752504D
-# Magic, reserved, generation, bytes of payload asked for, version counter of the tensor.
+# Magic, checksum (0: none), generation, bytes of payload asked for, version counter of the tensor.
 _LAYOUT = struct.Struct("<IIQQQ")
 pack_header = _LAYOUT.pack_into
 
 
-def write_header(segment: Segment, offset: int, generation: int, nbytes: int) -> None:
+def write_header(
+    segment: Segment, offset: int, generation: int, nbytes: int, checksum: int = 0
+) -> None:
     """Mark the block at ``offset`` as being in its use number ``generation``.
 
     Generation 0 marks a block that is free.
@@ -309,7 +340,7 @@ def write_header(segment: Segment, offset: int, generation: int, nbytes: int) ->
         ProtocolError: the block does not lie in the segment.
     """
     check_block(segment, offset, nbytes)
-    pack_header(segment.buffer, offset - HEADER_BYTES, MAGIC, 0, generation, nbytes, 0)
+    pack_header(segment.buffer, offset - HEADER_BYTES, MAGIC, checksum, generation, nbytes, 0)
 
 
 def check_header(segment: Segment, offset: int, generation: int) -> int:

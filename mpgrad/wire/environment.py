@@ -29,13 +29,15 @@ class WorkerEnvironment(NamedTuple):
     variables: Changes
     #: The bytes that the branches of a worker may hold.
     branch_limit: int
+    #: Whether published blocks have checksums.
+    has_checksums: bool
 
 
-def capture_environment(branch_limit: int) -> bytes:
+def capture_environment(branch_limit: int, *, has_checksums: bool = False) -> bytes:
     """This process's environment, pickled (it goes from the client to workers only).
 
     Args:
-        branch_limit: see ``WorkerEnvironment``.
+        branch_limit, has_checksums: see ``WorkerEnvironment``.
     """
     environment = WorkerEnvironment(
         # A frozen application has its modules where no other interpreter finds them.
@@ -44,6 +46,7 @@ def capture_environment(branch_limit: int) -> bytes:
         log_level=logging.getLogger().getEffectiveLevel(),
         variables=changes_of_environment(current_environment(), FIRST_ENVIRONMENT),
         branch_limit=branch_limit,
+        has_checksums=has_checksums,
     )
     return pickle.dumps(environment)
 

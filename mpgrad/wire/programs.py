@@ -207,6 +207,13 @@ class Wiring(msgspec.Struct, frozen=True, array_like=True, dict=True):
         )
 
     @functools.cached_property
+    def task_outputs(self) -> range:
+        """From the lowest to the highest number of a task output that it gives."""
+        routes = [route for route in self.routes if type(route) is int]
+        numbers = [*routes, *[number for _, number in self.captures]]
+        return range(min(numbers, default=0), max(numbers, default=-1) + 1)
+
+    @functools.cached_property
     def only_passes_on(self) -> bool:
         """Whether every used output is the input itself, whatever the rule does."""
         return self.passes_on and passes_on_alone(self.inputs, self.outputs)

@@ -14,7 +14,7 @@ from mpgrad.arrays.cpu.cpu_backend import CpuBackend
 from mpgrad.autograd.profiling.task_times import pack_times
 from mpgrad.autograd.running.node_loop import NodeStep, run_task
 from mpgrad.base.handles import MESSAGE_PART_BYTES, Block, GradientRef
-from mpgrad.errors import ProtocolError
+from mpgrad.errors import BytesCorrupted, ProtocolError, add_note
 from mpgrad.recording.graph.node import InputMetadata
 from mpgrad.scheduler.events import NodeTaskDone, NodeTaskFailed, OutputEmitted
 from mpgrad.scheduler.instructions import DispatchNodeTask
@@ -111,6 +111,7 @@ class TaskRunner:
                 for step in steps:
                     step.blamed = step.name
             self._times = [] if program.is_timed else None
+            _require_fit(steps, program, dispatch)
             publication = self.publication(self._memory, dispatch, self._report)
             publication.note_captures(steps, program.slots)
             self._take_over(program)
@@ -132,6 +133,10 @@ class TaskRunner:
         self, program: TaskProgram, dispatch: DispatchNodeTask
     ) -> tuple[tuple[GradientRef, ...], int]:
         """Run calls of the client forward; the outputs, and the bytes that were copied."""
+        if len(dispatch.blocks) != 2 * len(program.nodes):
+            raise ProtocolError(
+                f"a task of {len(program.nodes)} calls got {len(dispatch.blocks)} blocks"
+            )
         self._take_over(program)
         times: list[float] | None = [] if program.is_timed else None
         self._times = times
@@ -199,16 +204,21 @@ class TaskRunner:
         self, steps: list[NodeStep], program: TaskProgram, dispatch: DispatchNodeTask
     ) -> Iterator[tuple[int, int, Array | None]]:
         slots, joins = program.slots, dict(program.joins)
-        if len(dispatch.inputs) != len(slots):
-            raise ProtocolError(f"a task of {len(slots)} slots got {len(dispatch.inputs)} inputs")
-        for number, (step, input_nr) in enumerate(slots):
-            meta, refs = steps[step].wiring.inputs[input_nr], dispatch.inputs[number]
-            if number in joins:
-                yield step, input_nr, self._joined(refs, joins[number], meta)
-                continue
-            for ref in refs:
-                if ref is not None:
-                    yield step, input_nr, self._memory.open_gradient(ref, meta.shape, meta.dtype)
+        step = input_nr = 0
+        try:
+            for number, (step, input_nr) in enumerate(slots):
+                meta, refs = steps[step].wiring.inputs[input_nr], dispatch.inputs[number]
+                if number in joins:
+                    yield step, input_nr, self._joined(refs, joins[number], meta)
+                    continue
+                for ref in refs:
+                    if ref is not None:
+                        where = meta.shape, meta.dtype
+                        yield step, input_nr, self._memory.open_gradient(ref, *where)
+        except BytesCorrupted as error:
+            self._failed_step, shape = step, list(meta.shape)
+            add_note(error, f"it is input {input_nr} of {steps[step].name}, of shape {shape}")
+            raise
 
     def _joined(self, refs: Sequence[GradientRef], count: int, meta: InputMetadata) -> Array | None:
         """The gradient of ``count`` parts that came in these pieces; None if it is undefined."""
@@ -221,6 +231,30 @@ class TaskRunner:
             if ref is not None
         ]
         return join(pieces, parts, count, aligned_empty(meta.shape, meta.dtype))
+
+
+def _require_fit(
+    steps: Sequence[NodeStep], program: TaskProgram, dispatch: DispatchNodeTask
+) -> None:
+    """Check that a dispatch has the inputs and the blocks that its program names.
+
+    Raises:
+        ProtocolError: it has not.
+    """
+    slots, blocks = program.slots, dispatch.blocks
+    if len(dispatch.inputs) != len(slots):
+        raise ProtocolError(f"a task of {len(slots)} slots got {len(dispatch.inputs)} inputs")
+    for at, input_nr in slots:
+        if not (0 <= at < len(steps) and 0 <= input_nr < len(steps[at].inputs)):
+            raise ProtocolError(
+                f"a task of {len(steps)} Nodes has no input {input_nr} of Node {at}"
+            )
+    for step in steps:
+        named = step.wiring.task_outputs
+        if named.start < 0 or named.stop > len(blocks):
+            raise ProtocolError(
+                f"{step.name} gives output {named[-1]} of a task that got {len(blocks)} blocks"
+            )
 
 
 def _belongs(block: Block, dispatch: DispatchNodeTask) -> bool:

@@ -42,6 +42,10 @@ class WorkerMemory:
         #: The blocks that the coordinator has been told are kept.
         self._kept: set[tuple[int, int]] = set()
 
+    def use_checksums(self) -> None:
+        """Publish blocks with checksums, and compare those of the blocks that are read."""
+        self._outputs.has_checksums = self._arenas[ENGINE_ARENA].has_checksums = True
+
     # ------------------------------------------------------------------ reading
 
     def open_gradient(self, ref: Block | bytes, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -49,13 +53,16 @@ class WorkerMemory:
 
         Raises:
             ProtocolError: it does not fit, or the handle is stale.
+            BytesCorrupted: see ``use_checksums``.
         """
         if isinstance(ref, bytes):
             try:
                 return np.frombuffer(ref, dtype, math.prod(shape)).reshape(shape)
             except ValueError as error:
                 raise ProtocolError(f"a gradient of {len(ref)} bytes: {error}") from None
-        return self._open_block(self._arena(ref.arena), ref, shape, dtype, writeable=False)
+        arena = self._arena(ref.arena)
+        arena.check_bytes(ref)
+        return self._open_block(arena, ref, shape, dtype, writeable=False)
 
     def open_packed(self, packed: PackedArray) -> Array:
         """A read-only array over a saved array of forward."""

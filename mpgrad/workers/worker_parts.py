@@ -38,6 +38,8 @@ class ProcessExecutor:
         engine_slot.is_worker = True
         self._peer = setup.peer
         self._memory, publication = _memory_of(setup)
+        if environment.has_checksums:
+            self._memory.use_checksums()
         where = f"worker {setup.slot} (pid {os.getpid()})"
         self.runner = TaskRunner(
             self._memory, where, lambda message: self.send(message), setup.slot

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.calls.branch import CHECKSUM_BYTES_MAX, digest_of
 from mpgrad.calls.state import ReachedState
 from mpgrad.errors import MpgradError
 from mpgrad.parallel import placing
+from mpgrad.shm.digest import CHECKSUM_BYTES_MAX, digest_of
 from tests.process.test_parallel_map import engine
 
 __all__ = ["engine"]

@@ -172,6 +172,9 @@ TO_WORKER_IN_VAIN = {
         "message._replace(inputs=((Block(1, 10**15, 32000, 1),),))", "1000000000000000"),
     "too few bytes": ("message._replace(inputs=((b'123',),))", "3 bytes"),
     "no inputs": ("message._replace(inputs=())", "got 0 inputs"),
+    "no blocks": ("message._replace(blocks=())", "a task that got 0 blocks"),
+    "more inputs than Nodes": (
+        "message._replace(inputs=message.inputs * 2)", "got 2 inputs"),
 }  # fmt: skip
 
 
@@ -187,4 +190,8 @@ def test_a_worker_refuses_what_a_task_may_not_name(hostile: Callable[[str], Arm]
             assert word in str(caught.value), case
             assert "a bug in mpgrad" in " ".join(caught.value.__notes__), case
             assert x.grad is None, case
+        for wrong in ("message.blocks[:1]", "()", "message.blocks * 2"):
+            arm(f"DispatchNodeTask message._replace(blocks={wrong})")
+            with pytest.raises(ProtocolError, match=r"a task of 1 calls got [014] blocks"):
+                mg.parallel_map(mg.exp, [x])
         assert engine.statistics().restarts == 0
