@@ -331,7 +331,7 @@ class _Writer:
             call = f"PMAP(lambda x, k, rng: {name}(x, k, rng, w, net, data), {xs}, ks, rngs)"
         else:
             call = f"PMAP({name}, {xs}, ks, rngs, {shared}{chunks})"
-        guard = self._some(("", "", "", "", "", "with T.no_grad():"))
+        guard = self._some(("", "", "", "", "", "with T.no_grad():")) if self._shares_memory else ""
         self._add(guard + "\n    " * bool(guard) + f"{out} = {call}")
         # A view that a loop makes under no_grad says that it requires grad; PyTorch has it so.
         self._add(f"say('{out}{guard and ' without grad'}', {out})")

@@ -72,7 +72,7 @@ def _perform(options: argparse.Namespace) -> Verdict:
                 for at in range(first, first + number):
                     program = branch_program(seed, at, library)
                     of_mode = {mode: said[mode].get(at) for mode in MODES}
-                    judge = Judge(of_mode, program.has_own_numbers, bool(options.kills))
+                    judge = Judge(of_mode, program.has_own_numbers, bool(options.kills), library)
                     difference = judge.difference()
                     tally[judge.kind] += 1
                     reasons[judge.reason] += bool(judge.reason)
@@ -121,6 +121,7 @@ class Judge:
         results: of each mode; None: its interpreter has ended.
         has_own_numbers: whether the plain loop gives other numbers.
         are_killed: whether workers were killed: what they have printed may come twice.
+        library: torch adds gradients leaf by leaf, so that an error may come before or after some.
 
     Attributes:
         kind: "equal", "drawn", "failed", "refused" or "differs".
@@ -128,10 +129,15 @@ class Judge:
     """
 
     def __init__(
-        self, results: dict[str, Any], has_own_numbers: bool, are_killed: bool = False
+        self,
+        results: dict[str, Any],
+        has_own_numbers: bool,
+        are_killed: bool = False,
+        library: str = "mpgrad",
     ) -> None:
         self._results, self._has_own_numbers = results, has_own_numbers
         self._skipped = {"printed"} if are_killed else set[str]()
+        self._adds_leaf_by_leaf = library == "torch"
         self.kind, self.reason = "differs", ""
 
     def difference(self) -> str:
@@ -144,6 +150,7 @@ class Judge:
         ended, loop = _end_of(local), _end_of(plain)
         if ended[1] != "well":  # the items after it may run or not
             self._skipped.add("printed")
+            self._skipped |= {"grads", "leaves"} if self._adds_leaf_by_leaf else set()
         for mode, one in said.items():
             if words := self._differs(local, one):
                 return f"local and {mode}: {words}"

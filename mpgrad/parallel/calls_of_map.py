@@ -102,9 +102,8 @@ class CallsOfMap:
         self._travels = functools.partial(travels, library=library)
         #: The arrays of the inputs by ``id``; the inputs live as long.
         self._array_of: dict[int, Array] = {}
-        #: NumPy arrays among the arguments, and what workers read, see ``with_own_arrays``.
+        #: NumPy arrays among the arguments, and copies for both passes; and copies of inputs.
         self._own_arrays: dict[int, tuple[Array, Array]] = {}
-        #: Copies of these, see ``_own``.
         self._copies: dict[int, Array] = {}
         #: The items that have drawn from generators, by the ``id`` of these.
         self._drawn_by: dict[int, int] = {}
@@ -229,6 +228,8 @@ class CallsOfMap:
     def _here(self, number: int) -> _Ran:
         """Run one call in this process, on copies as a worker has."""
         call = self._calls[number]
+        if any(kind.requires_grad for kind in call.inputs):  # it may be differentiated
+            call = self._calls[number] = call.with_own_arrays(self._own_arrays)
         library, arrays = self._library, list(map(self._own, self._arrays[number]))
         inputs = [library.leaf(kind, one) for kind, one in zip(call.inputs, arrays, strict=True)]
         execution = current_engine().execution_for_calls()
@@ -239,7 +240,7 @@ class CallsOfMap:
         for at in library.aliases(branch):
             library.frozen(outputs[at])
         buffers = [buffer.copy() for buffer in branch.buffers]
-        requires_grad = [has_history(output) for output in branch.outputs]
+        needing = [has_history(output) for output in branch.outputs]
         changed = [(at, library.copied(branch.inputs[at])) for at in branch.changed]
         saved: Sequence[int] = ()
         unreached: Sequence[int] = ()
@@ -249,8 +250,7 @@ class CallsOfMap:
             BRANCHES.put(call.number, branch, call.seed)
             lifetime = Lifetime(call.number, IN_CLIENT, None, self.keep)
         return _Ran(
-            branch.result, buffers, outputs, requires_grad, changed, saved, unreached, digest,
-            lifetime,
+            branch.result, buffers, outputs, needing, changed, saved, unreached, digest, lifetime,
         )  # fmt: skip
 
     def _own(self, array: Array) -> Array:

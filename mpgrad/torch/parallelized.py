@@ -45,7 +45,7 @@ def parallelize(*classes: type[Any]) -> None:
     worker, side by side with others. Calls inside of ``torch.func`` and ``torch.compile``, and
     Functions that call ``mark_dirty`` or ``set_materialize_grads``, run as before, and so does a
     backward with ``create_graph=True``. So does one whose ctx cannot travel; a PerformanceWarning
-    says why, once for each class.
+    says why, once for each class. In ``local`` the backward runs in this process.
 
     Raises:
         TypeError: one of them is no ``torch.autograd.Function``.
@@ -103,7 +103,7 @@ def _is_as_before(args: Sequence[Any]) -> bool:
     tensors = [one for one in args if isinstance(one, torch.Tensor)]
     if not any(one.requires_grad for one in tensors):
         return True
-    return engine_slot.is_inside_rule() or placing.mode() == "local"
+    return engine_slot.is_inside_rule()
 
 
 def _names_called(cls: type[Any]) -> set[str]:
@@ -164,7 +164,8 @@ class _ParallelizedCall(ForkedBranch):
         given = self._materialized(grads)
         task = (dict(vars(node)), node.saved_tensors, node.needs_input_grad, given)
         run = _Backward(self._cls)
-        if not is_serving_thread() and not are_batched(grads):
+        is_here = is_serving_thread() or placing.mode() == "local"
+        if not is_here and not are_batched(grads):
             try:
                 future = fork_of(LIBRARY, run, task, {}, _next_seed(), self._is_begun)
                 return _Picked(future, self._places)

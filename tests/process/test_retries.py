@@ -122,13 +122,17 @@ def weighted(x: mg.Tensor, own: np.ndarray[Any, Any], weights: np.ndarray[Any, A
     return (x * x * mg.as_tensor(weights) * mg.as_tensor(own)).sum()
 
 
-def test_arrays_may_change_before_a_call_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["local", "process"])
+def test_arrays_may_change_before_a_call_runs_again(
+    monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
     """It was so: a call that ran again read what had been written since, and failed."""
     monkeypatch.setenv("MPGRAD_BRANCH_LIMIT", "1")  # each branch is made again
-    for size in (3, 50_000):
+    for size, create_graph in ((3, False), (50_000, False), (3, True)):
         (x,), own, weights = leaves(1, (size,)), np.ones(size), np.full(size, 2.0)
-        with mg.Engine("process", cpu_workers=2):
+        with mg.Engine(mode, cpu_workers=2):
             outs = mg.parallel_map(weighted, [x] * 3, [own] * 3, shared=(weights,))
             weights[:] = own[:] = 9.0
-            mg.stack(outs).sum().backward()
-        assert bits(x.grad) == bits(12.0 * x)
+            loss = mg.stack(outs).sum()
+            (found,) = mg.autograd.grad(loss, [x], create_graph=create_graph)
+        assert bits(found) == bits(12.0 * x)

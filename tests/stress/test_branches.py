@@ -103,6 +103,15 @@ def test_branches_finds_a_planted_fault(
     assert "no result" not in said  # the interpreters have lived
 
 
+@pytest.mark.parametrize(("library", "words"), [("torch", "failed"), ("mpgrad", "local and 1")])
+def test_gradients_after_an_error_of_torch(library: str, words: str) -> None:
+    before, after = (error("ValueError") + value(one, label="grads")[:1] for one in (0.0, 1.0))
+    results = {"plain": before, "local": before, "1": after}
+    said = {mode: {"said": one} for mode, one in results.items()}
+    judge = branches.Judge(said, False, library=library)
+    assert (judge.difference() or judge.kind).startswith(words)
+
+
 def test_results_stand_on_lines_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     print("what a thread prints late", end="")
     branch_runs._tell('{"number": 1}')

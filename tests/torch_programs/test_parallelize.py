@@ -459,3 +459,25 @@ def test_another_number_of_gradients_is_torchs_error(engine: mg.Engine, count: i
     got = rf"function GivesBackward .* incorrect number of gradients \(expected 2, got {count}\)"
     with pytest.raises(RuntimeError, match=got):
         out.backward()
+
+
+def summed_with_what_came_before(parallel: bool) -> Any:
+    """A gradient with contributions of plain torch, of a map, and of a Function behind both."""
+    function = scaled(parallel)
+    x = torch.linspace(-1.0, 1.0, 9, dtype=torch.float64).reshape(3, 3).requires_grad_()
+    plain = torch.sin(x) + x * x
+    (mapped,) = mt.parallel_map(torch.tanh, [x])
+    behind = [function.apply(x, x, 0.1 * k)[0] for k in range(1, 4)]
+    loss = sum([(one * one).sum() for one in [plain, mapped, *behind]])
+    (first,) = torch.autograd.grad(loss, [x], create_graph=True)
+    ((first * first).sum() + loss).backward()
+    return values(first, x.grad)
+
+
+def test_sums_are_taken_in_the_same_order_in_each_mode(engine: mg.Engine) -> None:
+    """It was so: in `local` a Function gave its gradient earlier than with workers."""
+    found = summed_with_what_came_before(parallel=True)
+    with mg.Engine("local"):
+        assert summed_with_what_came_before(parallel=True) == found
+    for one, wanted in zip(found, summed_with_what_came_before(parallel=False), strict=True):
+        assert np.allclose(one, wanted, rtol=1e-13)
