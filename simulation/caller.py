@@ -21,7 +21,7 @@ from mpgrad.base.handles import (
     is_counted,
 )
 from mpgrad.engine.session import Session
-from mpgrad.errors import CoordinatorLost, EngineClosed
+from mpgrad.errors import BytesCorrupted, CoordinatorLost, EngineClosed
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.chunks import in_chunks
@@ -475,6 +475,15 @@ class Caller:
 
     def _check_result(self, name: int, end: do.CompleteGraph) -> None:
         own = self._own[name]
+        blocks = [ref for ref in end.captures if isinstance(ref, Block)]
+        try:  # as ``SessionPool.require_intact``
+            for block in blocks:
+                if not self._world.memory.is_lost(block):
+                    self._world.memory.check_bytes(block)
+        except BytesCorrupted:
+            for block in blocks:
+                self._let_go(block)
+            return
         if not own.has_failed:
             check_captures(self._world, name, self.graphs[name], end, own.results)
         for ref, is_exclusive in zip(end.captures, end.exclusive, strict=True):

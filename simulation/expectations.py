@@ -18,6 +18,8 @@ from simulation.path_counts import TracedGraph
 
 #: The error of a client task whose inputs were lost with their GPU worker.
 MEMORY_IS_LOST = b"the worker that held this gradient is dead"
+#: The error of a task whose inputs have changed since they were published.
+BYTES_CORRUPTED = b"the bytes of this gradient have changed"
 #: The error of a client task whose user code was interrupted by Ctrl-C.
 INTERRUPTED = b"interrupted"
 
@@ -67,6 +69,8 @@ class Expectations:
         self.has_given_up = False
         #: Programs with gradients in the memory of a GPU worker that died.
         self.bereaved: set[int] = set()
+        #: Programs with a block whose bytes have changed.
+        self.corrupted: set[int] = set()
         #: By program: the task that its caller runs while the workers run others.
         self.own: dict[int, int] = {}
         self._numbers: dict[tuple[str, int], int] = {}
@@ -141,6 +145,8 @@ class Expectations:
     def _is_planted(self, number: int, end: do.FailGraph) -> bool:
         if end.kind == "error" and end.error == MEMORY_IS_LOST:
             return number in self.bereaved
+        if end.kind == "error" and end.error == BYTES_CORRUPTED:
+            return number in self.corrupted
         own = self.own.get(number, -1)
         was_own = end.task == own and end.error == b""
         if end.kind == "error" and (end.error == INTERRUPTED or was_own):
@@ -163,6 +169,7 @@ class Expectations:
                 self.is_memory_short
                 or self.has_given_up
                 or number in self.bereaved
+                or number in self.corrupted
                 or number in self.interrupted
                 or self._has_fatal(number)
                 or self._is_apart(number)

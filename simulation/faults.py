@@ -40,6 +40,7 @@ class Faults:
         slow: per worker: its tasks take thirty times as long, so that its credit stays used up.
         unavailable: per worker start: no process can be started any more.
         silence: per World: the coordinator lives and does nothing (``simulation.silence``).
+        flip: per block that a worker writes, in some Worlds: its bytes change (``simulation.flips``).
     """
 
     crash_before_reply: float = 0.0
@@ -66,6 +67,7 @@ class Faults:
     slow: float = 0.0
     unavailable: float = 0.0
     silence: float = 0.0
+    flip: float = 0.0
 
 
 NO_FAULTS = Faults()
@@ -94,6 +96,7 @@ ALL_FAULTS = Faults(
     slow=0.3,
     unavailable=0.05,
     silence=0.1,
+    flip=0.05,
 )
 
 
@@ -126,7 +129,7 @@ class FaultDice:
             * (intensity if field.name in OF_TASKS else 1)
             * rng.randint(0, 1)
             for field in fields(faults)
-            if field.name != "silence"  # it has a source of its own
+            if field.name not in ("silence", "flip")  # they have sources of their own
         }
         self.injected: Counter[str] = Counter()
 

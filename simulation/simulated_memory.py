@@ -13,7 +13,7 @@ from mpgrad.base.handles import (
     WORKER_DEVICE_ARENA,
     Block,
 )
-from mpgrad.errors import SharedMemoryExhausted
+from mpgrad.errors import BytesCorrupted, SharedMemoryExhausted
 from mpgrad.shm.free_list import FreeList, FreeListStatistics
 from simulation.path_counts import Content
 
@@ -30,11 +30,13 @@ class MemoryFault(Exception):
 
 
 class _Cell:
-    __slots__ = ("content", "generation")
+    __slots__ = ("content", "generation", "is_damaged")
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.content: Content | None = None
+        #: Its checksum is that of other bytes.
+        self.is_damaged = False
 
 
 class SimulatedMemory:
@@ -133,6 +135,28 @@ class SimulatedMemory:
             raise MemoryFault(f"read before it was written: {block}")
         return content
 
+    def check_bytes(self, block: Block) -> None:
+        """As ``MappedArena.check_bytes``.
+
+        Raises:
+            BytesCorrupted: the block has changed since it was written.
+        """
+        if self.is_damaged(block):
+            raise BytesCorrupted(f"{block}")
+
+    def is_damaged(self, block: Block) -> bool:
+        """Whether the block has changed since it was written."""
+        return self._cell(block, "compared").is_damaged
+
+    def flip(self, block: Block) -> bool:
+        """Change a written block that is still in the same use; whether there is one."""
+        cell = self._cells.get((block.arena, block.offset))
+        if cell is None or cell.generation != block.generation or cell.content is None:
+            return False
+        paths, fingerprint = cell.content
+        cell.content, cell.is_damaged = (paths + 1, fingerprint), True
+        return True
+
     def write(self, block: Block, content: Content) -> None:
         """Write once: readers rely on the content."""
         cell = self._cell(block, "written")
@@ -142,7 +166,8 @@ class SimulatedMemory:
 
     def overwrite(self, block: Block, content: Content) -> None:
         """Write as the only holder of the block."""
-        self._cell(block, "overwritten").content = content
+        cell = self._cell(block, "overwritten")
+        cell.content, cell.is_damaged = content, False
 
     def _cell(self, block: Block, verb: str) -> _Cell:
         cell = self._cells.get((block.arena, block.offset))

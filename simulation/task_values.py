@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mpgrad.base.handles import CLIENT_ARENA, ENGINE_ARENA, Block, GradientRef
+from mpgrad.errors import BytesCorrupted
 from mpgrad.scheduler import instructions as do
-from simulation.expectations import MEMORY_IS_LOST, error_text, require
+from simulation.expectations import BYTES_CORRUPTED, MEMORY_IS_LOST, error_text, require
 from simulation.path_counts import (
     Content,
     TracedGraph,
@@ -34,11 +35,21 @@ class RuleRaised(Exception):
 
 
 def sum_inputs(world: World, dispatch: do.DispatchNodeTask) -> list[Value | None]:
-    """Read every contribution; add them from left to right, or join them if they are parts."""
+    """Read every contribution; add them from left to right, or join them if they are parts.
+
+    Raises:
+        RuleRaised: the bytes of one have changed.
+    """
     number, task = dispatch.payload
     joins = dict(world.expected.programs[number].plan.joins[task])
     world.coordinator.situations.seen[PARTS_JOINED] += bool(joins)
     sums: list[Value | None] = []
+    try:
+        for ref in [ref for refs in dispatch.inputs for ref in refs]:
+            if isinstance(ref, Block):
+                world.memory.check_bytes(ref)
+    except BytesCorrupted:
+        raise RuleRaised(BYTES_CORRUPTED, 0) from None
     for slot, refs in enumerate(dispatch.inputs):
         values = [
             Value(*world.memory.read(ref), ref) if isinstance(ref, Block) else Value(*unpack(ref))

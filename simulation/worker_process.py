@@ -356,6 +356,8 @@ class WorkerProcess:
         stages: list[dict[int, Value | None]] = []
         with suppress(RuleRaised):
             run_program(self.world, dispatch, stages.append)
+        if len(stages) <= point:  # what it reads has changed meanwhile
+            return
         before = set(self._published)
         refs = self._publish(dispatch, stages[point])
         fresh = {
@@ -400,6 +402,7 @@ class WorkerProcess:
                 ref = value.source  # passed on unchanged; the lent block stays unused
             else:
                 world.memory.write(block, value.content)
+                world.flips.on_write(block, dispatch.payload[0])
                 self._written.append(block)
                 ref = block
             refs.append(ref)

@@ -24,6 +24,7 @@ from simulation.coordinator_process import CoordinatorProcess, Refused, status_b
 from simulation.coordinator_statistics import statistics_of
 from simulation.expectations import Expectations, require
 from simulation.faults import ALL_FAULTS, FaultDice, Faults
+from simulation.flips import Flips
 from simulation.knobs import Knobs
 from simulation.known_coordinator import KnownCoordinator
 from simulation.path_counts import Content, TracedGraph
@@ -98,7 +99,7 @@ class World:
         self.router = MemoryRouter(lane)
         self.endpoint = MemoryEndpoint("simulated", b"")
         self.endpoint.make_dealer = self._make_dealer
-        self.silence = Silence(self)
+        self.silence, self.flips = Silence(self), Flips(self)
         self.known_coordinator = KnownCoordinator(self.endpoint, self.silence)
         self.board = status_board()
         self.coordinator = CoordinatorProcess(self)
@@ -234,7 +235,7 @@ class World:
 
     def check_unchanged(self, who: str, block: Block, content: Content) -> None:
         """Check that the content of a view has not changed."""
-        if self.memory.read(block) != content:
+        if not self.memory.is_damaged(block) and self.memory.read(block) != content:
             raise MemoryFault(f"{who} looks at {block}, and its content has changed")
 
     def _check_end(self) -> None:
