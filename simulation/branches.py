@@ -8,13 +8,17 @@ branch says so; then no worker has it for long.
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mpgrad.calls import branches as real
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.events import ANY_SLOT
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec
 from mpgrad.scheduler.plan_tables import CAPTURE, Member, NodeTaskSpec, OutputSpec, Plan
+from simulation import branch_values
+from simulation.branch_values import Call, Recorded, expected_of
 from simulation.expectations import require
 from simulation.path_counts import TracedGraph
 from simulation.random_graphs import SIZES
@@ -90,8 +94,12 @@ class Branches:
         self._next = 0
         #: By program: the branch of each task of a map.
         self.recorded_by: dict[int, range] = {}
-        #: By program and task of a backward: the branches that it differentiates.
-        self.wanted_by: dict[tuple[int, int], list[int]] = {}
+        #: By program and task of a backward: the branches that it differentiates, each with its
+        #: call and the digest that the client was told; neither for one of another engine.
+        self.wanted_by: dict[tuple[int, int], list[tuple[int, Call | None, int]]] = {}
+        #: By number: each call, and what the last worker that has run it has given.
+        self.calls: dict[int, Call] = {}
+        self.answers: dict[int, Recorded] = {}
         #: Those that somebody may differentiate; by client process, those that it may still end.
         self.alive: set[int] = set()
         self.known_to = defaultdict[int, set[int]](set)
@@ -101,8 +109,14 @@ class Branches:
         if count:
             self._world.coordinator.situations.seen[situation] += count
 
-    def add_map(self, process: int, program: int, count: int) -> range:
-        """The numbers of the branches of a map."""
+    def add_map(self, process: int, program: int, count: int, buffer: float) -> range:
+        """The numbers of the branches of a map; one of its calls may change a buffer."""
+        first, rng = self._next, self.rng
+        changing, seed, item = rng.randrange(2 * count), rng.randrange(1, 1 << 30), 0
+        for at in range(count):
+            items = tuple(range(item, item := item + rng.choice((1, 1, 3))))
+            own = buffer if at == changing else None
+            self.calls[first + at] = Call(first + at, seed, items, own)
         numbers = self.recorded_by[program] = range(self._next, self._next + count)
         self._next += count
         self.alive.update(numbers)
@@ -131,10 +145,13 @@ class CallerBranches:
         #: By number, the slot of the worker that has recorded it.
         self._slots: dict[int, int] = {}
         self._under_way: dict[int, range] = {}
+        #: The digests that came with the results; and a Module's buffer, which maps change.
+        self._digests: dict[int, int] = {}
+        self._buffer = 1.0
 
     def begin_map(self, program: int, count: int, depth: int) -> None:
         """A map is about to be submitted."""
-        self._under_way[program] = self._all.add_map(self._process, program, count)
+        self._under_way[program] = self._all.add_map(self._process, program, count, self._buffer)
         self._all.note(MAP_IN_HOOK, depth > 0)
 
     def end_map(self, program: int, end: do.CompleteGraph | do.FailGraph | None) -> None:
@@ -145,9 +162,31 @@ class CallerBranches:
             return  # it was no map
         if isinstance(end, do.CompleteGraph):
             self._slots.update((numbers[task], slot) for task, slot, *_ in end.ran)
+            self._take(numbers, [numbers[task] for task, *_ in end.ran])
         else:
             self._all.note(MAP_FAILED)
             self._end(dict.fromkeys(numbers, ANY_SLOT))
+
+    def _take(self, numbers: range, arrived: list[int]) -> None:
+        """Take what the calls of a map have given, as ``parallel_map`` does."""
+        answers = self._all.answers
+        self._digests.update((number, answers[number].digest()) for number in numbers)
+        total = branch_values.total_of([answers[n].result for n in self.in_order(numbers, arrived)])
+        before, calls = self._buffer, [self._all.calls[number] for number in numbers]
+        self._write_buffers([answers[number] for number in numbers])
+        wanted = list(map(expected_of, calls))
+        require(total == _sum([one.result for one in wanted]), f"{calls} gave the sum {total}")
+        left = [one.buffer for one in wanted if one.buffer is not None]
+        require(self._buffer == (left[0] if left else before), f"{calls} left {self._buffer}")
+
+    def in_order(self, numbers: range, arrived: list[int]) -> Sequence[int]:
+        """The order in which results are added: that of the items."""
+        return numbers
+
+    def _write_buffers(self, answers: list[Recorded]) -> None:
+        for answer in answers:
+            if answer.buffer is not None:
+                self._buffer = answer.buffer
 
     def place(self, program: int, tasks: list[NodeTaskSpec], first: int) -> list[NodeTaskSpec]:
         """Let some tasks of a backward, from ``first`` on, differentiate branches."""
@@ -156,6 +195,7 @@ class CallerBranches:
         if not (self._all.is_used and may):
             return found
         wanted = {n: slot for n, slot in self._slots.items() if rng.random() < 0.8}
+        told = {n: (self._all.calls[n], self._digests[n]) for n in wanted}
         if rng.random() < 0.2:
             strange = {STRANGE + rng.randrange(9): rng.randrange(6) for _ in range(3)}
             self._all.note(BRANCH_OF_ANOTHER_ENGINE, len(strange))
@@ -163,7 +203,8 @@ class CallerBranches:
         few = rng.sample(may, rng.randint(1, len(may)))
         for number, slot in wanted.items():
             at = rng.choice(few)
-            self._all.wanted_by.setdefault((program, at), []).append(number)
+            one = (number, *told.get(number, (None, 0)))
+            self._all.wanted_by.setdefault((program, at), []).append(one)
             found[at] = found[at]._replace(near=slot)
         return found
 
@@ -194,43 +235,64 @@ class WorkerBranches:
 
     def __init__(self, branches: Branches) -> None:
         self._all = branches
-        self._numbers: deque[int] = deque()
+        self._table: Any = real.Branches()
+        self._table.limit_bytes, self._table._has_warned = KEPT_MAX, True
 
     @property
     def kept(self) -> set[int]:
         """The numbers of those that are there."""
-        return set(self._numbers)
+        return set(self._table._kept)
 
     def missing(self, dispatch: do.DispatchNodeTask) -> int:
         """The number of branches that a task has to make again."""
         program, task = dispatch.payload
         wanted = self._all.wanted_by.get((program, task), ())
-        here = sum(number in self._numbers for number in wanted)
+        here = sum(self._table.get(number) is not None for number, *_ in wanted)
         self._all.note(BRANCH_FOUND, here)
         self._all.note(BRANCH_MADE_AGAIN, len(wanted) - here)
         return len(wanted) - here
 
+    def differentiate(self, dispatch: do.DispatchNodeTask) -> None:
+        """A task of a backward differentiates the branches that it wants."""
+        program, task = dispatch.payload
+        for number, call, digest in self._all.wanted_by.get((program, task), ()):
+            if call is None:
+                continue
+            branch = self._table.get(number) or branch_values.made_again(call, digest)
+            wanted = expected_of(call).ctx
+            require(branch.ctx == wanted, f"{call} is differentiated with {branch}, not {wanted}")
+
     def record(self, dispatch: do.DispatchNodeTask) -> None:
         """A call has run: its branch stays, and the oldest one goes if there is no room."""
         program, task = dispatch.payload
-        if program in self._all.recorded_by:
-            self._numbers.append(self._all.recorded_by[program][task])
-        if len(self._numbers) > KEPT_MAX:
-            self._numbers.popleft()
-            self._all.note(BRANCH_EVICTED)
+        if program not in self._all.recorded_by:
+            return
+        number = self._all.recorded_by[program][task]
+        call = self._all.calls[number]
+        self._all.answers[number] = branch = branch_values.record(call, call.buffer)
+        before = self.kept | {number}
+        self._table.put(number, branch, call.seed)
+        self._all.note(BRANCH_EVICTED, len(before) - len(self._table))
 
     def release(self, numbers: tuple[int, ...]) -> None:
         """Nobody will differentiate these."""
         early = sorted(self._all.alive.intersection(numbers))
         require(not early, f"the branches {early} are released, and somebody may want them")
         for number in numbers:
-            if number in self._numbers:
-                self._numbers.remove(number)
+            self._table.drop(number)
 
     def die(self, running: do.DispatchNodeTask | None) -> None:
         """The process is dead."""
-        self._all.note(BRANCH_LOST, len(self._all.alive.intersection(self._numbers)))
-        self._numbers.clear()
+        self._all.note(BRANCH_LOST, len(self._all.alive.intersection(self.kept)))
+        self._table.clear()
         if running is not None:
             self._all.note(DIED_IN_FORWARD, running.payload[0] in self._all.recorded_by)
             self._all.note(DIED_IN_BACKWARD, tuple(running.payload) in self._all.wanted_by)
+
+
+def _sum(numbers: Sequence[float]) -> float:
+    """From the first to the last."""
+    total = numbers[0]
+    for number in numbers[1:]:
+        total += number
+    return total

@@ -40,7 +40,7 @@ class Faults:
         slow: per worker: its tasks take thirty times as long, so that its credit stays used up.
         unavailable: per worker start: no process can be started any more.
         silence: per World: the coordinator lives and does nothing (``simulation.silence``).
-        flip: per block that a worker writes, in some Worlds: its bytes change (``simulation.flips``).
+        flip: per block of a worker, in some Worlds: its bytes change (``simulation.flips``).
     """
 
     crash_before_reply: float = 0.0

@@ -314,6 +314,7 @@ class WorkerProcess:
         key = (dispatch.graph, dispatch.task, dispatch.attempt)
         try:
             values = dict(enumerate(run_program(self.world, dispatch)))
+            self.branches.differentiate(dispatch)
             outputs = self._publish(dispatch, values)
             if outputs and self._forges():
                 outputs = (*outputs[:-1], self._foreign_block(dispatch))

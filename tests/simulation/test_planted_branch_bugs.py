@@ -5,8 +5,11 @@ As in ``test_planted_bugs``, with Worlds whose callers call functions forward.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
+from mpgrad.calls.branches import Branches
 from mpgrad.engine.session import Session
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
@@ -16,7 +19,7 @@ from mpgrad.scheduler.membership import Membership
 from mpgrad.scheduler.ready_queue import ReadyQueue
 from mpgrad.scheduler.task_flow import TaskFlow
 from mpgrad.scheduler.worker_state import WorkerState
-from simulation import World, branches
+from simulation import World, branch_values, branches
 from simulation.many_worlds import run_worlds
 from tests.simulation.planting import Plants
 
@@ -212,6 +215,123 @@ def all_branches_of_a_worker_go_with_one(patch):
         right(self, tuple(self.kept) if numbers else ())
 
     patch.setattr(branches.WorkerBranches, "release", wrong)
+
+
+# ----------------------------------------------------------------------- what branches hold
+
+
+@bug
+def a_client_keeps_the_digest_of_the_call_before(patch):
+    right = branches.CallerBranches._take
+
+    def wrong(self, numbers, arrived):
+        right(self, numbers, arrived)
+        kept = [self._digests[number] for number in numbers]
+        self._digests.update(zip(numbers, kept[-1:] + kept[:-1], strict=True))
+
+    patch.setattr(branches.CallerBranches, "_take", wrong)
+
+
+@bug
+def a_backward_gets_the_ctx_of_the_call_before(patch):
+    right = Branches.get
+
+    def wrong(self, number):
+        found, before = right(self, number), right(self, number - 1)
+        return found if before is None else before
+
+    patch.setattr(Branches, "get", wrong)
+
+
+@bug
+def a_branch_is_put_where_an_older_one_lies(patch):
+    right = Branches.put
+
+    def wrong(self, number, branch, of_map=None):
+        oldest = next(iter(self._kept), number)
+        right(self, number, branch, of_map)
+        if oldest != number and oldest in self._kept:
+            right(self, oldest, branch, of_map)
+
+    patch.setattr(Branches, "put", wrong)
+
+
+def _another_seed_when_made_again(patch):
+    right = branch_values.made_again
+    patch.setattr(
+        branch_values,
+        "made_again",
+        lambda call, digest: right(call._replace(seed=call.seed + 1), digest),
+    )
+
+
+@bug
+def a_branch_that_was_evicted_is_made_with_another_seed(patch):
+    _another_seed_when_made_again(patch)
+
+
+@bug
+def nobody_compares_the_digest_of_what_is_made_again(patch):
+    """Then the wrong gradients themselves show it."""
+    patch.setattr(branch_values.Recorded, "digest", lambda self: 1)
+    _another_seed_when_made_again(patch)
+
+
+@bug
+def items_draw_from_whatever_the_worker_has_drawn_before(patch):
+    count = itertools.count()
+    patch.setattr(branch_values, "drawn", lambda seed, item: float(next(count) % 97))
+
+
+@bug
+def a_call_begins_with_the_buffer_that_one_before_has_left_in_its_worker(patch):
+    right, left = branches.WorkerBranches.record, {}
+
+    def wrong(self, dispatch):
+        with patch.context() as inside:
+            run = branch_values.record
+
+            def spoiled(call, buffer):
+                if buffer is None:
+                    return run(call, buffer)
+                found = run(call, left.get(self, buffer))
+                left[self] = found.buffer
+                return found
+
+            inside.setattr(branch_values, "record", spoiled)
+            right(self, dispatch)
+
+    patch.setattr(branches.WorkerBranches, "record", wrong)
+
+
+@bug
+def a_buffer_is_written_a_second_time_when_a_call_has_run_twice(patch):
+    right = branches.CallerBranches._write_buffers
+
+    def wrong(self, answers):
+        changed = [one for one in answers if one.buffer is not None]
+        for one in changed:
+            self._buffer = 0.5 * one.buffer + one.result
+        right(self, answers if not changed else [])
+
+    patch.setattr(branches.CallerBranches, "_write_buffers", wrong)
+
+
+@bug
+def the_items_of_a_chunk_are_added_from_the_last_one(patch):
+    right = branch_values.record
+    patch.setattr(
+        branch_values,
+        "record",
+        lambda call, buffer: right(call._replace(items=call.items[::-1]), buffer),
+    )
+
+
+@bug
+def the_chunks_of_a_sum_are_added_in_the_order_of_arrival(patch):
+    patch.setattr(
+        branches.CallerBranches, "in_order", lambda self, numbers, arrived: arrived or numbers
+    )
 
 
 # ----------------------------------------------------------------------- the tests
