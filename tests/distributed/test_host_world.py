@@ -9,7 +9,7 @@ from mpgrad.distributed.operation import Operation
 from mpgrad.distributed.states import reduction_tree
 from mpgrad.distributed.states.collective_state import CollectiveState
 from mpgrad.distributed.states.host_membership import HostMembership
-from simulation.host_world import HostWorld, HostWorldFailure
+from simulation.host_world import HostWorld, HostWorldFailure, Links
 
 
 @pytest.mark.parametrize("seeds", [range(k, 80, 4) for k in range(4)])
@@ -81,9 +81,28 @@ def farewells_do_not_name_the_dead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GroupMember, "_farewell", lambda self: Farewell())
 
 
+def a_way_that_clogs_counts_as_broken(patch: pytest.MonkeyPatch) -> None:
+    """As if a sender gave up a way on which nothing has moved for a while."""
+    right = Links.turn
+
+    def turn(self: Links) -> None:
+        before = set(self.clogged)
+        right(self)
+        for way in set(self.clogged) - before:
+            self._learn(*way)
+
+    patch.setattr(Links, "turn", turn)
+
+
+def who_is_a_little_behind_is_given_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("mpgrad.distributed.group_member.EARLY_MESSAGES_MAX", 12)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
+        a_way_that_clogs_counts_as_broken,
+        who_is_a_little_behind_is_given_up,
         doubled_messages_are_joined_again,
         what_comes_early_is_forgotten,
         upper_ranks_are_added_first,
@@ -98,3 +117,11 @@ def test_planted_bugs_are_found(plant: object, monkeypatch: pytest.MonkeyPatch) 
     plant(monkeypatch)  # type: ignore[operator]
     with pytest.raises(HostWorldFailure):
         run_worlds(range(2_000))
+
+
+def test_only_ways_that_clog_show_that_they_count_as_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a_way_that_clogs_counts_as_broken(monkeypatch)
+    monkeypatch.setattr("simulation.host_world.CLOGS", 0.0)
+    run_worlds(range(100))

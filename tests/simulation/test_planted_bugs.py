@@ -15,7 +15,7 @@ from mpgrad.errors import SharedMemoryExhausted
 from mpgrad.scheduler import bundling, coordinator_state, fusion, membership
 from mpgrad.scheduler import plan as plan_module
 from mpgrad.scheduler.coordinator_state import CoordinatorState
-from mpgrad.scheduler.events import GraphSubmitted
+from mpgrad.scheduler.events import GraphSubmitted, NodeTaskDone, NodeTaskFailed
 from mpgrad.scheduler.graph_task import MISSING, GraphEvent, GraphTask, InputBuffer, TaskState
 from mpgrad.scheduler.lease_table import LeaseTable
 from mpgrad.scheduler.membership import Flight, MemberRecord, Membership
@@ -25,6 +25,8 @@ from mpgrad.scheduler.sum_places import SumPlaces
 from mpgrad.scheduler.task_flow import TaskFlow
 from mpgrad.scheduler.worker_state import WorkerState
 from simulation import Faults, World, WorldFailure, caller
+from simulation.expectations import BYTES_CORRUPTED
+from simulation.simulated_memory import SimulatedMemory
 from tests.simulation.planting import Plants
 
 #: Options of the Worlds that are tried: those of the seed, then many backwards inside backwards.
@@ -54,6 +56,43 @@ def a_limit_is_written_a_second_time(patch):
             return right(self, **wanted)
 
     patch.setattr(MemberRecord, "has_credit", wrong)
+
+
+# ----------------------------------------------------------------------- bytes
+
+
+@bug
+def nobody_compares_checksums(patch):
+    forget(patch, SimulatedMemory, "check_bytes")
+
+
+@bug
+def a_caller_takes_results_without_a_look_at_their_checksums(patch):
+    right = caller.Caller._check_result
+
+    def wrong(self, name, end):
+        with patch.context() as inside:
+            forget(inside, SimulatedMemory, "check_bytes")
+            right(self, name, end)
+
+    patch.setattr(caller.Caller, "_check_result", wrong)
+
+
+@bug
+def a_task_with_damaged_inputs_ends_as_if_it_had_none(patch):
+    """The error of a task without user code is thrown away."""
+    right = CoordinatorState.handle_event
+
+    def wrong(self, event):
+        if isinstance(event, NodeTaskFailed) and event.error == BYTES_CORRUPTED:
+            key = event[1:4]
+            graph = self.graphs.get(event.graph)
+            if graph is not None:
+                outputs = (None,) * len(graph.specs[event.task].outputs)
+                event = NodeTaskDone(event.peer, *key, outputs, event.kept)
+        return right(self, event)
+
+    patch.setattr(CoordinatorState, "handle_event", wrong)
 
 
 # ----------------------------------------------------------------------- leases
