@@ -100,7 +100,7 @@ TO_CLIENT = {
     "noise": ("CompleteGraph bytes(range(200, 250))", "kind 200"),
     "half of it": ("CompleteGraph frame[:len(frame) // 2]", "malformed CompleteGraph"),
     "what workers are told": ("CompleteGraph do.ShutDown(peer)", "not expected here"),
-    "another graph": ("CompleteGraph message._replace(graph=77)", "graph 77 ended twice"),
+    "another graph": ("CompleteGraph message._replace(graph=10**9)", f"graph {10**9} ended twice"),
     "a block of no arena": (
         "CompleteGraph message._replace(captures=(Block(7, 64, 32000, 1),))", "7"),
     "a block beyond the arena": (
@@ -109,7 +109,8 @@ TO_CLIENT = {
         "CompleteGraph message._replace(captures=(message.captures[0]._replace(generation=99),))",
         "generation"),
     "too few bytes": ("CompleteGraph message._replace(captures=(b'123',))", "3 bytes"),
-    "a task of another graph": ("DispatchNodeTask message._replace(owner_number=99)", "graph 99"),
+    "a task of another graph": (
+        "DispatchNodeTask message._replace(owner_number=10**9)", f"graph {10**9}"),
 }  # fmt: skip
 
 
