@@ -27,6 +27,8 @@ _COUNTED = TOLERANCE / 4
 #: so that they do not all fall into one slow moment; and how often the count is repeated if a check
 #: differs.
 _LOOPS, _TRY_S, _TRIES, _PAUSE_S, _LOOKS = 50_000, 0.3, 7, 0.02, 5
+#: About how long the steps of a sample take that is a loop (see ``steps_of``).
+SAMPLE_MS = 300.0
 #: How often a case is measured until its loops took the time of its name.
 ATTEMPTS = 4
 #: The row of the loops without anything else.
@@ -75,6 +77,12 @@ def alone(loops: int, branches: int, repeats: int) -> Contender:
             spin(loops)
 
     return Contender(ALONE, lambda: timed(run, repeats))
+
+
+def steps_of(work_ms: float) -> int:
+    """The steps of a sample in a row, as a loop has them, for so many milliseconds of work each:
+    what the turns of others have left in caches is gone by then (see ``rounds.backward``)."""
+    return max(2, round(SAMPLE_MS / work_ms))
 
 
 def in_a_sample(branches: int, repeats: int) -> Seconds:

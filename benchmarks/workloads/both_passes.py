@@ -12,7 +12,7 @@ import mpgrad as mg
 from benchmarks.bare_perceptrons import BarePerceptrons
 from benchmarks.bare_processes import BareProcesses
 from benchmarks.gil_work import branch_backward, branch_input, spin
-from benchmarks.loads import ATTEMPTS, Attempts, Load, alone, in_a_sample
+from benchmarks.loads import ATTEMPTS, Attempts, Load, alone, in_a_sample, steps_of
 from benchmarks.peers.process import PeerProcess
 from benchmarks.perceptron_arrays import Perceptrons
 from benchmarks.rounds import Case, Contender, Target, timed
@@ -28,7 +28,8 @@ from benchmarks.workloads import perceptrons, torch_branches
 
 ABOUT = f"""\
 16 items whose forward and backward each run the loop in Python that `gil_branches` runs in its
-backward; the time is that of both passes. *mpgrad process* and *auto*: one `parallel_map`. *The
+backward; the time is that of both passes, of a step in a loop: a sample is several in a row,
+after one that does not count. *mpgrad process* and *auto*: one `parallel_map`. *The
 loop*: the program as first written, without it, in `Engine("local")`; torch has the same loop.
 ProcessPoolExecutor, joblib and Ray (two actors), a task for each item, compute the value and, with
 it, the sensitivity, and send both back: what a program does that has no autograd for such items.
@@ -120,19 +121,19 @@ def _grain(
     # Where the arrays are large, the loop takes more time than its spinning.
     is_small = grain.elements < 1 << 16 and grain.milliseconds >= _LONG_MS
     load = Load(ITEMS * PASSES * grain.milliseconds, LOOP, is_small)
-    seconds = in_a_sample(ITEMS * PASSES, 1)
+    steps = steps_of(load.milliseconds)
+    seconds = in_a_sample(ITEMS * PASSES, steps)
     attempts = Attempts(load, grain.milliseconds, seconds, 1 if quick else ATTEMPTS)
     for loops in attempts:
         with BareProcesses(ITEMS, loops, grain.elements, WORKERS, PASSES) as limit:
-            contenders = _contenders(runners, partial(program, loops, grain.elements))
+            contenders = _contenders(runners, partial(program, loops, grain.elements), steps)
             contenders += [
-                peer.contender(f"items.{name}", ITEMS, loops, grain.elements)
+                peer.contender(f"items.{name}", ITEMS, loops, grain.elements, repeats=steps)
                 for peer, name in peers
             ]
-            contenders.append(alone(loops, ITEMS * PASSES, 1))
-            contenders.append(
-                Contender(LIMIT, partial(timed, limit.run), limit.gradients, renew=limit.renew)
-            )
+            contenders.append(alone(loops, ITEMS * PASSES, steps))
+            run = partial(timed, limit.run, steps)
+            contenders.append(Contender(LIMIT, run, limit.gradients, renew=limit.renew))
             targets = [Target(PROCESS, TORCH, at_least=grain.against_torch)]
             if grain.against_limit is not None:
                 targets.append(Target(PROCESS, LIMIT, at_least=grain.against_limit))

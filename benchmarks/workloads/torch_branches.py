@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import mpgrad as mg
 from benchmarks.bare_processes import BareProcesses
 from benchmarks.gil_work import branch_backward, branch_input, spin
-from benchmarks.loads import ATTEMPTS, Attempts, Load, alone, in_a_sample
+from benchmarks.loads import ATTEMPTS, Attempts, Load, alone, in_a_sample, steps_of
 from benchmarks.peers.process import PeerProcess
 from benchmarks.rounds import Case, Contender, Target, timed
 from benchmarks.runners import WORKERS, ForwardPass, Runner, find_torch, torch_runners
@@ -80,15 +80,17 @@ def _grain(
 ) -> Generator[Case, None, None]:
     is_small = grain.elements < 1 << 16
     load = Load(ITEMS * PASSES * grain.milliseconds, TORCH, is_small)
-    seconds = in_a_sample(ITEMS * PASSES, 1)
+    steps = steps_of(load.milliseconds)
+    seconds = in_a_sample(ITEMS * PASSES, steps)
     for_loops = Attempts(load, grain.milliseconds, seconds, 1 if quick else ATTEMPTS)
     for loops in for_loops:
         with BareProcesses(ITEMS, loops, grain.elements, WORKERS, PASSES) as limit:
-            contenders = _contenders(runners, partial(program, loops, grain.elements))
+            contenders = _contenders(runners, partial(program, loops, grain.elements), steps)
+            run = partial(timed, limit.run, steps)
             contenders += [
-                peer.contender("items.process_pool", ITEMS, loops, grain.elements),
-                alone(loops, ITEMS * PASSES, 1),
-                Contender(LIMIT, partial(timed, limit.run), limit.gradients, renew=limit.renew),
+                peer.contender("items.process_pool", ITEMS, loops, grain.elements, repeats=steps),
+                alone(loops, ITEMS * PASSES, steps),
+                Contender(LIMIT, run, limit.gradients, renew=limit.renew),
             ]
             targets = [Target(MAP, TORCH, at_least=grain.against_torch)]
             if grain.against_limit is not None:
@@ -103,10 +105,12 @@ def _grain(
             )
 
 
-def _contenders(runners: list[Runner], make: Callable[[Runner], ForwardPass]) -> list[Contender]:
+def _contenders(
+    runners: list[Runner], make: Callable[[Runner], ForwardPass], steps: int = 1
+) -> list[Contender]:
     # Several share an engine, which is not started anew between rounds.
     return [
-        replace(runner.contender(partial(_made, make, runner), is_whole=True), renew=None)
+        replace(runner.contender(partial(_made, make, runner), steps, is_whole=True), renew=None)
         for runner in runners
     ]
 
