@@ -22,6 +22,9 @@ WARM_UP = 0.1
 #: The number of samples after the warm-up; the first and the last fifth of them are compared.
 LOOKS = 100
 GROWTH_MAX = 0.01
+#: Live blocks are counted as parts of so many: a sample sees the few of the step that it is in. Ten
+#: more that stay are a growth.
+BLOCKS = 1000
 #: The branches in workers at any time: a step makes up to 7, and the next message releases them.
 BRANCHES_MAX = 32
 SIDE = 48
@@ -240,7 +243,7 @@ def growths(looks: list[Look]) -> dict[str, float]:
         "workers": [sum(look.resident[2:]) for look in looks],
         "arenas": [look.arena_bytes for look in looks],
         "descriptors": [sum(look.descriptors) for look in looks],
-        "live blocks": [sum(look.blocks) for look in looks],
+        "live blocks": [BLOCKS + sum(look.blocks) for look in looks],
     }
     return {
         name: statistics.median(values[-fifth:]) / statistics.median(values[:fifth]) - 1

@@ -135,11 +135,13 @@ def test_branches_that_stay_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_soak_sees_growth() -> None:
     def look(number: int) -> soak.Look:
-        return soak.Look((1000, 500, 400, 400), (20, 30), (7, number // 20), 4096, 0)
+        return soak.Look((1000, 500, 400, 400), (20, 30), (7, number // 20 * leak), 4096, 0)
 
-    found = soak.growths([look(number) for number in range(100)])
-    assert found["client"] == found["arenas"] == found["descriptors"] == 0.0
-    assert found["live blocks"] == pytest.approx(4 / 7)
+    for leak in (1, 3):
+        found = soak.growths([look(number) for number in range(100)])
+        assert found["client"] == found["arenas"] == found["descriptors"] == 0.0
+        assert found["live blocks"] == pytest.approx(4 * leak / (soak.BLOCKS + 7))
+        assert (found["live blocks"] > soak.GROWTH_MAX) == (leak == 3)
 
 
 @pytest.mark.process
