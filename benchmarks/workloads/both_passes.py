@@ -121,7 +121,7 @@ def _grain(
     # Where the arrays are large, the loop takes more time than its spinning.
     is_small = grain.elements < 1 << 16 and grain.milliseconds >= _LONG_MS
     load = Load(ITEMS * PASSES * grain.milliseconds, LOOP, is_small)
-    steps = steps_of(load.milliseconds)
+    steps = 1 if quick else steps_of(load.milliseconds)
     seconds = in_a_sample(ITEMS * PASSES, steps)
     attempts = Attempts(load, grain.milliseconds, seconds, 1 if quick else ATTEMPTS)
     for loops in attempts:

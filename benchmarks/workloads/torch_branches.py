@@ -80,7 +80,7 @@ def _grain(
 ) -> Generator[Case, None, None]:
     is_small = grain.elements < 1 << 16
     load = Load(ITEMS * PASSES * grain.milliseconds, TORCH, is_small)
-    steps = steps_of(load.milliseconds)
+    steps = 1 if quick else steps_of(load.milliseconds)
     seconds = in_a_sample(ITEMS * PASSES, steps)
     for_loops = Attempts(load, grain.milliseconds, seconds, 1 if quick else ATTEMPTS)
     for loops in for_loops:
