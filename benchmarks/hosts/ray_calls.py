@@ -45,13 +45,13 @@ class TwoNodes:
 
 
 @contextmanager
-def two_nodes() -> Iterator[TwoNodes]:
-    """Until the end of the block."""
+def two_nodes(nodes: int = 2) -> Iterator[TwoNodes]:
+    """Until the end of the block; or more nodes than two."""
     # Ray's sockets lie below it, whose paths may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="ray") as directory:
         os.environ.update(RAY_TMPDIR=directory, RAY_USAGE_STATS_ENABLED="0")
         process = subprocess.Popen(
-            [sys.executable, str(NODES)],
+            [sys.executable, str(NODES), str(nodes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

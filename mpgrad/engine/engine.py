@@ -7,6 +7,7 @@ processes start, which would otherwise wait for it.
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import sys
 import threading
@@ -27,6 +28,7 @@ from mpgrad.recording.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+    from mpgrad.engine.cluster.host_calls import HostCalls
     from mpgrad.engine.engine_statistics import EngineStatistics
     from mpgrad.engine.execution import Execution
     from mpgrad.engine.explanation import Explanation
@@ -76,10 +78,14 @@ class Engine:
             ``fork``. The globals that it assigns stay in their process: a warm simulator, a
             licence, a cache.
         initargs: its arguments.
+        cluster: the address of a Ray cluster, as ``ray.init`` takes it, or "auto". The calls of
+            ``parallel_map`` and ``fork`` run on its hosts, each of which gets an engine with
+            ``cpu_workers`` workers (default: its CPUs). All else runs here.
 
     Raises:
         ValueError: an argument is out of range.
         TypeError: there is no such argument.
+        ModuleNotFoundError: ``cluster`` needs Ray.
         RuntimeError: "process" on a system other than Linux; or this process was meant to be a
             child of an engine (``sys.executable`` is the application itself).
     """
@@ -105,6 +111,7 @@ class Engine:
         pin: str | None = None,
         initializer: Callable[..., Any] | None = None,
         initargs: Sequence[Any] = (),
+        cluster: str | None = None,
     ) -> None:
         require_no_mark()
         self._options = EngineOptions.checked(
@@ -120,6 +127,7 @@ class Engine:
             pin,
             initializer,
             initargs,
+            cluster,
         )
         self._made: Execution | None = None
         # Re-entrant: a handler of a signal may run a backward while its thread makes this.
@@ -135,6 +143,8 @@ class Engine:
         self._check_open()
         if self._needs_processes():
             self._start()
+        if self._needs_hosts():
+            _ = self._execution  # they start with it
         _unused.discard(self)
         _stack.append(self)
         return self
@@ -181,10 +191,15 @@ class Engine:
     def _load(self) -> Execution:
         from mpgrad.engine.execution import Execution
 
-        return Execution(self._options, partial(_spawn, self._options))
+        hosts = _hosts(self._options) if self._needs_hosts() else None
+        return Execution(self._options, partial(_spawn, self._options), hosts)
+
+    def _needs_hosts(self) -> bool:
+        return self._options.cluster is not None and self.mode != "local"
 
     def _needs_processes(self) -> bool:
-        return self.mode == "process" and sys.platform == "linux" and not engine_slot.is_local()
+        is_asked = self.mode == "process" and self._options.cluster is None
+        return is_asked and sys.platform == "linux" and not engine_slot.is_local()
 
     def _start(self) -> None:
         """Start the processes if they are not running; load the code that uses them meanwhile."""
@@ -291,6 +306,19 @@ def _spawn(options: EngineOptions) -> CoordinatorProcess:
         from mpgrad.engine.processes import CoordinatorProcess
 
         return CoordinatorProcess(options)
+
+
+def _hosts(options: EngineOptions) -> HostCalls:
+    """The hosts of a cluster, started."""
+    if importlib.util.find_spec("ray") is None:
+        raise ModuleNotFoundError(
+            f"Engine(cluster={options.cluster!r}) needs Ray: pip install 'mpgrad[ray]'"
+        )
+    from mpgrad.engine.cluster.ray_hosts import hosts_of
+
+    hosts = hosts_of(options)
+    hosts.start()
+    return hosts
 
 
 # ---------------------------------------------------------------------- the current engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -25,6 +26,8 @@ from mpgrad.engine import compiled
 from mpgrad.engine.blas import blas_limit, let_idle_threads_sleep
 from mpgrad.engine.calls_in_workers import Answered, Chunks, run_calls
 from mpgrad.engine.choice import Experiences, Mode
+from mpgrad.engine.cluster.branches_ahead import has_branches_on_hosts, run_with_hosts
+from mpgrad.engine.cluster.host_calls import HostCalls
 from mpgrad.engine.engine_statistics import ArenaStatistics, Counters, EngineStatistics
 from mpgrad.engine.explanation import Explanation, explain
 from mpgrad.engine.graph_submission import SavedTensorsUnreadable
@@ -66,10 +69,16 @@ class Execution:
     Args:
         options: of the Engine.
         spawn: starts a coordinator.
+        hosts: run calls in place of its workers.
     """
 
-    def __init__(self, options: EngineOptions, spawn: Callable[[], CoordinatorProcess]) -> None:
-        self._options = options
+    def __init__(
+        self,
+        options: EngineOptions,
+        spawn: Callable[[], CoordinatorProcess],
+        hosts: HostCalls | None = None,
+    ) -> None:
+        self._options, self.hosts = options, hosts
         function = options.initializer
         self._initializer = None if function is None else Initializer(function, options.initargs)
         self.preparation = Preparation(options)
@@ -80,7 +89,10 @@ class Execution:
         self._spot_checks = SpotChecks(options.check)
         self._local_count = self._local_failed = 0
         #: Runs calls for which nobody waits yet.
-        self.submitter = Submitter(self.sessions, self._may_call_again)
+        self.submitter: Submitter | HostCalls = hosts or self._new_submitter()
+
+    def _new_submitter(self) -> Submitter:
+        return Submitter(self.sessions, self._may_call_again)
 
     def start_anew_in_child(
         self, options: EngineOptions, spawn: Callable[[], CoordinatorProcess]
@@ -95,7 +107,7 @@ class Execution:
         lost = EngineClosed(OF_PARENT)
         for submission in self.submitter.abandon():
             submission.fail(lost)
-        self.submitter = Submitter(self.sessions, self._may_call_again)
+        self.submitter, self.hosts = self._new_submitter(), None
 
     def _may_call_again(self, lost: CoordinatorLost, recoveries: int) -> bool:
         return self._options.recover == "all" and recoveries < RECOVERIES_MAX
@@ -111,6 +123,8 @@ class Execution:
             return self._execute(frozen, run)
 
     def _execute(self, frozen: FrozenGraph, profiled: BackwardRun | None) -> list[tuple[Any, bool]]:
+        if self.hosts is not None and has_branches_on_hosts(frozen):
+            return self._here(run_with_hosts, frozen, self.hosts)
         started = perf_counter()
         with span("plan"):
             ready = self._ready(frozen)
@@ -221,6 +235,8 @@ class Execution:
     ) -> list[Answered]:
         """Run calls in workers; see ``calls_in_workers.run_calls``. They change nothing in this
         process, so they run again if the coordinator dies."""
+        if self.hosts is not None:
+            return self.hosts.run_calls(chunks, captured, keep)
         recoveries = 0
         while True:
             try:
@@ -234,7 +250,17 @@ class Execution:
     @property
     def workers(self) -> int:
         """The number of CPU workers that the engine has or would have."""
-        return self._options.cpu_workers
+        return self._options.cpu_workers if self.hosts is None else max(self.hosts.workers, 1)
+
+    @property
+    def are_workers_ready(self) -> bool:
+        """Whether calls could begin at once."""
+        return self.hosts is not None or self.sessions.is_ready
+
+    @property
+    def ended_branches(self) -> deque[tuple[int, int]]:
+        """The branches of workers that nobody will differentiate; any thread appends."""
+        return self.sessions.ended_branches if self.hosts is None else self.hosts.ended
 
     @property
     def shm_limit(self) -> int:
@@ -252,7 +278,7 @@ class Execution:
 
     def start_for_calls(self) -> bool:
         """Start the processes in the background; whether they are ready."""
-        if self.sessions.is_ready:
+        if self.are_workers_ready:
             return True
         if self.preparation.unavailable is None:
             self._start_in_background()

@@ -7,7 +7,7 @@ the results on. For a graph that comes again, the loop is written out as source
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -64,6 +64,18 @@ def run_local_until(
     _note_times(frozen, times, teaches=True, count=done)
     is_done = done == len(frozen.spec.order)
     return claim(results), None if is_done else rest_of(frozen, done, sums_of)
+
+
+def run_local_ahead(
+    frozen: FrozenGraph, before: Callable[[int, Callable[[int], Sequence[Any]]], None]
+) -> list[tuple[Any, bool]]:
+    """Execute ``frozen``, and say before each position of its order what has flowed so far.
+
+    Args:
+        frozen: the graph.
+        before: gets the position, and what gives the sums so far of a Node's inputs.
+    """
+    return claim(_run_in_order(frozen, cpu, before=before)[0])
 
 
 def _run(frozen: FrozenGraph, teaches: bool) -> list[tuple[Any, bool]]:
@@ -124,6 +136,7 @@ def _run_in_order(
     xp: Any,
     times: list[float] | None = None,
     stop: Callable[[], bool] | None = None,
+    before: Callable[[int, Callable[[int], Sequence[Any]]], None] | None = None,
 ) -> tuple[list[Any], int, Callable[[int], list[Any]]]:
     """Run the Nodes, until ``stop()`` is true before one of them.
 
@@ -132,6 +145,7 @@ def _run_in_order(
         xp: the array namespace.
         times: gets when each rule began and ended (``perf_counter``).
         stop: None if all Nodes are to run.
+        before: see ``run_local_ahead``.
 
     Returns:
         The captured gradients, how many Nodes of the order have had their turn, and what has flowed
@@ -154,17 +168,22 @@ def _run_in_order(
         loop.flow(first[at] + input_nr, seed)
     turn = len(order)
 
-    def until(stop: Callable[[], bool]) -> Iterator[Step]:
+    def sums_of(at: int) -> list[Any]:
+        return loop.slots[first[at] : first[at + 1]]
+
+    def until() -> Iterator[Step]:
         nonlocal turn
         steps = iter(made.of(frozen))
         for position, at in enumerate(order):
-            if stop():
+            if stop is not None and stop():
                 turn = position
                 return
+            if before is not None:
+                before(position, sums_of)
             if frozen.runs[at]:
                 yield next(steps)
 
-    loop.run(made.of(frozen) if stop is None else until(stop))
+    loop.run(made.of(frozen) if stop is None and before is None else until())
     # The captures of Nodes that do not run: what has flowed there in the end.
     waiting = {*order[turn:]}
     ended = [
@@ -176,7 +195,7 @@ def _run_in_order(
         results[number] = loop.slots[slot]
     for _, slot in ended:  # a result has one holder
         loop.slots[slot] = None
-    return results, turn, lambda at: loop.slots[first[at] : first[at + 1]]
+    return results, turn, sums_of
 
 
 def _steps_of(frozen: FrozenGraph, xp: Any) -> GraphSteps:

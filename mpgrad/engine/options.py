@@ -43,6 +43,8 @@ class EngineOptions:
     initializer: Callable[..., Any] | None = None
     initargs: tuple[Any, ...] = ()
     shared: SharedCores | None = None
+    #: The address of a cluster whose hosts run calls.
+    cluster: str | None = None
 
     @property
     def has_checksums(self) -> bool:
@@ -64,6 +66,7 @@ class EngineOptions:
         pin: str | None = None,
         initializer: Callable[..., Any] | None = None,
         initargs: Sequence[Any] = (),
+        cluster: str | None = None,
     ) -> EngineOptions:
         """The options for these arguments of ``Engine``.
 
@@ -95,7 +98,10 @@ class EngineOptions:
             asked is None,
             initializer=initializer,
             initargs=tuple(initargs),
+            cluster=cluster,
         )
+        if not isinstance(cluster, str | None):
+            raise TypeError(f"Engine(cluster={cluster!r}): it must be an address, or 'auto'")
         if initializer is not None and not callable(initializer):
             raise TypeError(f"Engine(initializer={initializer!r}): it must be callable")
         if mode == "process" and sys.platform != "linux":

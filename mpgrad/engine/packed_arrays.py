@@ -152,6 +152,14 @@ def _shared(
     return SharedArray(TensorHandle(arena, offset, block, generation, *layout))
 
 
+def spanned(array: Array) -> tuple[Array, int]:
+    """All bytes from the lowest to the highest address, and the offset of element 0."""
+    if array.flags.c_contiguous:
+        return array.reshape(-1).view(np.uint8), 0
+    data, offset = _span(array)
+    return np.frombuffer(data, np.uint8), offset
+
+
 def _span(array: Array) -> tuple[bytes, int]:
     """All bytes from the lowest to the highest address of ``array``, and the offset of element 0.
 

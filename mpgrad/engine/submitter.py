@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from mpgrad.base.thread_state import PerThread
 from mpgrad.calls.call import Derivative
@@ -55,6 +56,16 @@ class _Serving(PerThread):
 _serving = _Serving()
 
 
+@contextlib.contextmanager
+def serving_here() -> Iterator[None]:
+    """Let the calling thread be one that serves calls."""
+    _serving.is_here = True
+    try:
+        yield
+    finally:
+        _serving.is_here = False
+
+
 def is_serving_thread() -> bool:
     """Whether the calling thread is the one that serves calls: it must wait for none of them."""
     return _serving.is_here
@@ -75,6 +86,13 @@ def _noted(condition: threading.Condition) -> Iterator[None]:
             yield
     finally:
         _serving.has_lock = before
+
+
+class Stopper(Protocol):
+    """Who runs submissions."""
+
+    def stop(self, submission: Submission, grace_ms: int | None) -> None:
+        """See ``Submitter.stop``."""
 
 
 @dataclass(eq=False)
@@ -103,7 +121,7 @@ class Submission:
         self.is_begun = self.is_begun or self.begin()
         return self.is_begun
 
-    def stopping(self, submitter: Submitter) -> Callable[[int | None], None]:
+    def stopping(self, submitter: Stopper) -> Callable[[int | None], None]:
         """``submitter.stop`` of this call, which does not keep it alive."""
         known = weakref.ref(self)
 

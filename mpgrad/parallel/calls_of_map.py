@@ -264,7 +264,7 @@ class CallsOfMap:
     def _in_workers(self, first: int) -> list[_Ran]:
         """Run the calls from ``first`` on in workers."""
         execution = current_engine().execution_for_calls()
-        self._ended = execution.sessions.ended_branches
+        self._ended = execution.ended_branches
         with span(f"wait for {self.name}", WAITING):
             chunks = self._chunks(first)
             answered = execution.run_calls(chunks, self.captured, self.keep)

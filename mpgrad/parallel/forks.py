@@ -188,7 +188,7 @@ def _submit(made: CallsOfMap, future: ForkFuture, begins: Callable[[ForkFuture],
         try:
             if isinstance(answered, BaseException):
                 raise answered
-            ended = execution.sessions.ended_branches
+            ended = execution.ended_branches
             result = made.result_of(answered[0], ended, place, versions)
         except BaseException as error:
             future.set_exception(error)

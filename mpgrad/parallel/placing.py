@@ -22,6 +22,8 @@ R = TypeVar("R")
 MAP_US = 2000.0
 #: The message and the copies of one item.
 ITEM_US = 200.0
+#: The same where it goes to another host.
+HOST_ITEM_US = 1500.0
 #: A task of a map takes at least so long, if it has enough chunks, and at most so long, if it has
 #: several.
 TASK_US, TASK_MAX_US = 2000.0, 10_000.0
@@ -81,7 +83,9 @@ def predict(name: str, items: int, workers: int) -> Prediction | None:
     if took_us is None:
         return None
     here_us = took_us * items
-    there_us = MAP_US + ITEM_US * items + here_us / max(min(workers, items), 1)
+    is_far = current_engine().execution_for_calls().hosts is not None
+    item_us = HOST_ITEM_US if is_far else ITEM_US
+    there_us = MAP_US + item_us * items + here_us / max(min(workers, items), 1)
     return Prediction(here_us, there_us)
 
 
@@ -164,7 +168,7 @@ def run_wherever_it_is_faster(
         in_workers: runs all of them in workers.
     """
     execution = current_engine().execution_for_calls()
-    workers, is_ready = execution.workers, execution.sessions.is_ready
+    workers, is_ready = execution.workers, execution.are_workers_ready
     experience, started = execution.maps.of((name, count)), perf_counter()
 
     def are_workers_better(done: int) -> bool:
@@ -173,11 +177,13 @@ def run_wherever_it_is_faster(
             return False
         took_us = (perf_counter() - started) * 1e6
         is_long = took_us + rest.local >= experience.start_after_us
-        return execution.sessions.is_ready or (is_long and execution.start_for_calls())
+        return execution.are_workers_ready or (is_long and execution.start_for_calls())
 
     predicted = predict(name, count, workers)
     choice = predicted and experience.choose(predicted, has_workers=is_ready)
     mode: Mode | None = None
+    if predicted is None and execution.hosts is not None:
+        return in_workers()  # whoever has a cluster has long items
     if choice and choice.mode == "local":
         ran, mode = here_until(lambda done: False), "local"
     elif choice and is_ready:

@@ -54,6 +54,7 @@ LATE = {
     ("workers/worker_parts.py", "mpgrad.workers.gpu_worker"): "few machines have a GPU",
     ("engine/engine.py", "mpgrad.engine.execution"): "`import mpgrad` and forward need no engine",
     ("engine/engine.py", "mpgrad.engine.processes"): "`local` needs no processes",
+    ("engine/engine.py", "mpgrad.engine.cluster.ray_hosts"): "few engines have a cluster",
     ("wire/endpoint.py", "mpgrad.wire.zeromq"): "a process that has no engine loads no ZeroMQ",
     (
         "distributed/world.py",
@@ -69,7 +70,7 @@ LATE = {
 FOREIGN = {
     "zmq": "wire/zeromq.py distributed/carrier/zeromq_carrier.py",
     "cupy": "arrays/cuda/cuda_cupy.py",
-    "ray": "distributed/launch/ray_cluster.py",
+    "ray": "distributed/launch/ray_cluster.py engine/cluster/ray_hosts.py",
     "torch": "torch/*",
     # The product is not to lean on what is beside it, nor on what only that needs.
     "rich": "launch/top_command.py",

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from mpgrad.distributed.launch.group_setup import reserved_port
 from mpgrad.launch.cli import main
-from tests.distributed.ranks import HANGS_S, ROOT, rank_environment, run_ranks
+from tests.distributed.ranks import HANGS_S, rank_environment, run_ranks
 from tests.leftovers import wait_until
-from tests.python_path import path_to
-
-needs_ray = [
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
-    pytest.mark.ray,
-    pytest.mark.process,
-    pytest.mark.slow,
-]
-
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": path_to(ROOT),
-    "OMP_NUM_THREADS": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
+from tests.ray.clusters import ENVIRONMENT, needs_ray, processes_with
 
 TRAINS = """
 import hashlib, os, sys
@@ -89,21 +73,6 @@ threading.Event().wait()
 """
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """The address of a cluster of two nodes."""
-    command = [sys.executable, str(Path(__file__).with_name("two_nodes.py"))]
-    # Not below pytest's directories: Ray's sockets lie there, whose paths may have 107 characters.
-    with tempfile.TemporaryDirectory(prefix="ray") as directory:
-        environment = {**ENVIRONMENT, "RAY_TMPDIR": directory}
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        ) as process:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-            process.communicate("", timeout=HANGS_S)
-
-
 def command_of(cluster: str, script: Path, *arguments: str) -> list[str]:
     ranks = ["--address", cluster, "--nnodes", "2", "--nproc-per-node", "2", "--cpu-workers", "1"]
     return [sys.executable, "-m", "mpgrad", "run", *ranks, str(script), *arguments]
@@ -111,18 +80,6 @@ def command_of(cluster: str, script: Path, *arguments: str) -> list[str]:
 
 def lines_of(output: str) -> list[str]:
     return sorted(line for line in output.splitlines() if line.startswith("[rank "))
-
-
-def processes_with(mark: str) -> list[int]:
-    """Those whose environment has the mark."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and mark.encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 class Waiting:

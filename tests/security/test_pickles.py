@@ -29,6 +29,7 @@ UNPICKLERS = {
     "workers/rules.py": "a worker reads what the client wrote",
     "calls/functions/loading.py": "a worker reads what the client wrote",
     "calls/packing.py": "a worker reads what the client wrote",
+    "engine/cluster/branches_ahead.py": "the client reads results of workers",
     "torch/branch_nodes.py": "the client reads results of workers",
     "calls/travel.py": "a worker reads what the client wrote; the client reads results of workers",
     "wire/remote_error.py": "the client reads what its workers raised",

@@ -1,0 +1,63 @@
+"""RemoteHost and Cluster: what HostCalls asks of whoever places and watches the hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+#: What a host tells of itself: its number of workers, and what must be equal on all hosts.
+Greeting: TypeAlias = tuple[int, dict[str, str]]
+#: What a call has given: the answer, the bytes of its tensors, microseconds; or an error.
+Reply: TypeAlias = tuple[bytes, Any, float] | bytes
+
+
+class RemoteHost(Protocol):
+    """The actor on one host. Each ``end`` gets a function that gives the result, or raises."""
+
+    name: str
+    node: str
+
+    def greet(self, end: Callable[[Callable[[], Greeting]], None]) -> None:
+        """Start its engine."""
+
+    def run(
+        self,
+        task: bytes,
+        data: Sequence[Array],
+        stored: Sequence[Any],
+        end: Callable[[Callable[[], list[Reply]]], None],
+    ) -> None:
+        """Run a HostTask."""
+
+    def ask(self, end: Callable[[Callable[[], None]], None]) -> None:
+        """Ask whether it lives."""
+
+    def stop(self, number: int, grace_ms: int | None) -> None:
+        """Nobody wants the call with that number any more."""
+
+    def kill(self, *, for_good: bool = False) -> None:
+        """End it, with all its processes.
+
+        Args:
+            for_good: no other one shall take its place.
+        """
+
+
+class Cluster(Protocol):
+    """The hosts."""
+
+    def new_hosts(self) -> list[RemoteHost]:
+        """An actor on each node that has none."""
+
+    def store(self, data: Array) -> Any:
+        """A reference to bytes that every host can fetch."""
+
+    def is_loss(self, error: BaseException) -> bool:
+        """Whether the host is gone, rather than a call has failed."""
+
+    def close(self) -> None:
+        """Leave it."""

@@ -1,0 +1,57 @@
+"""HostInUse: what HostCalls knows of one host."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mpgrad.engine.calls_in_workers import Answered
+from mpgrad.engine.cluster.host_contract import RemoteHost
+from mpgrad.engine.cluster.host_tasks import HostArrays
+from mpgrad.engine.submitter import Submission
+from mpgrad.errors import MpgradError
+from mpgrad.shm.arena import client_arena
+from mpgrad.wire.programs import CallAnswer
+
+#: The place of a branch: the number of its host times this, plus the slot of its worker.
+SLOTS = 1 << 20
+
+_answers = msgspec.msgpack.Decoder(CallAnswer)
+
+
+@dataclass(eq=False)
+class HostInUse:
+    """A host as HostCalls knows it."""
+
+    number: int
+    remote: RemoteHost
+    workers: int = 0
+    #: The calls of each task that it runs, and the arrays that they use; how many calls these are.
+    tasks: dict[int, tuple[list[Submission], list[bytes]]] = field(default_factory=dict)
+    calls: int = 0
+    #: The calls that need a branch of it, and have not been sent.
+    waiting: deque[Submission] = field(default_factory=deque)
+    arrays: HostArrays = field(default_factory=HostArrays)
+    #: The numbers of branches that nobody needs any more.
+    released: list[int] = field(default_factory=list)
+    is_lost: bool = False
+    #: When it was asked whether it lives, and has not answered since.
+    asked_at: float | None = None
+
+    def opened(self, reply: tuple[bytes, Any, float]) -> Answered | BaseException:
+        """What a call has given, in this process's memory; or why there is no room for it."""
+        told, data, took_us = reply
+        answer = _answers.decode(told)
+        answer = msgspec.structs.replace(answer, slot=self.number * SLOTS + answer.slot)
+        if data is not None:
+            try:
+                copy = client_arena().empty(data.shape, np.uint8)
+            except (MpgradError, OSError) as error:
+                return error
+            copy[:] = data  # what came cannot be written
+            data = copy
+        return Answered(answer, data, took_us)
