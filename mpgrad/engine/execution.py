@@ -280,8 +280,7 @@ class Execution:
         """Start the processes in the background; whether they are ready."""
         if self.are_workers_ready:
             return True
-        if self.preparation.unavailable is None:
-            self._start_in_background()
+        self._start_in_background()
         return False
 
     def execute_recorded(
@@ -310,7 +309,10 @@ class Execution:
             raise
 
     def _start_in_background(self) -> None:
-        """Start the processes while this backward and later ones run locally."""
+        """Start the processes while this backward and later ones run locally, unless that has
+        failed, perhaps since this backward has begun."""
+        if self.preparation.unavailable is not None:
+            return
         let_idle_threads_sleep()
         name = f"mpgrad-starter-{id(self)}"
         if not any(thread.name == name for thread in threading.enumerate()):

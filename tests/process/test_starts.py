@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import zmq
 
 import mpgrad as mg
 from mpgrad.engine import coordinator_watchdog
+from mpgrad.engine.session_pool import SessionPool
+from tests.leftovers import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -350,6 +353,7 @@ def test_an_engine_that_is_closed_while_it_starts_ends_at_once(
         BACKWARD.partition("if __name__")[0]
         + f"""
 import sys
+import threading
 from tests.process.test_auto import gradient as heavy
 sys.executable = {str(host)!r}
 with mg.Engine("auto", cpu_workers=2) as engine:
@@ -360,3 +364,24 @@ with mg.Engine("auto", cpu_workers=2) as engine:
     )
     done = run_script(source)
     assert outcome(done) == (0, "24.0\n", "")
+
+
+def test_a_start_that_has_failed_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward that was running meanwhile had started the program a second time."""
+    tried = []
+
+    def start(self: Any, *args: Any, **options: Any) -> None:
+        tried.append(1)
+        raise mg.errors.EngineClosed("no")
+
+    monkeypatch.setattr(SessionPool, "start", start)
+    with mg.Engine("auto", cpu_workers=2) as engine:
+        execution = engine.execution_for_calls()
+        execution._start_in_background()
+        assert wait_until(lambda: execution.preparation.unavailable is not None)
+        assert wait_until(
+            lambda: not any("mpgrad-starter" in one.name for one in threading.enumerate())
+        )
+        execution._start_in_background()
+        assert not any("mpgrad-starter" in one.name for one in threading.enumerate())
+    assert tried == [1]
