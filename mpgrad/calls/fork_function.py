@@ -165,17 +165,16 @@ def holder_of(node: Any) -> int:
 def recorded_together(nodes: Sequence[Any]) -> tuple[int, ...]:
     """For each of these Nodes a number, equal for branches that one task of a worker has recorded;
     -1: it is no branch of a worker. Empty: none is."""
-    if not has_branches_in_workers(nodes):
+    if not _Used.is_true:
         return ()
     numbers: dict[Any, int] = {}
     found = []
     for node in nodes:
-        if holder_of(node) == IN_CLIENT:
-            found.append(-1)
-        else:
-            lifetime = node.ctx.lifetime
-            found.append(numbers.setdefault((lifetime.slot, lifetime.task), len(numbers)))
-    return tuple(found)
+        slot, number = holder_of(node), -1
+        if slot != IN_CLIENT:
+            number = numbers.setdefault((slot, node.ctx.lifetime.task), len(numbers))
+        found.append(number)
+    return tuple(found) if numbers else ()
 
 
 def branch_in_words(node: Any) -> str:

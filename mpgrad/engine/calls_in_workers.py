@@ -353,12 +353,14 @@ def opened(
     Raises:
         ProtocolError, BytesCorrupted: see ``mpgrad.errors``.
     """
-    requests = [[request] for chunk in chunks for request in chunk]
+
+    def name(at: int) -> str:
+        requests = [request for chunk in chunks for request in chunk]
+        return f"the result of {_name([requests[at // 2]])}"
+
     found = []
     try:
-        sessions.require_intact(
-            session, captures, lambda at: f"the result of {_name(requests[at // 2])}"
-        )
+        sessions.require_intact(session, captures, name)
         for told, ref, took in zip(captures[::2], captures[1::2], took_us, strict=True):
             if not isinstance(told, bytes):
                 raise ProtocolError("a call has no answer")

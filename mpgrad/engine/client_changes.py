@@ -115,9 +115,9 @@ class ReadsOfWorkers:
         later = [key for key, position in self._last.items() if position > here]
         if not later:
             return
-        captured = self._change_of_state()
+        change = self._change_of_state()
         for function, *held in later:
-            if changed := what_changed(function, tuple(held)) or captured:
+            if changed := what_changed(function, tuple(held)) or change:
                 raise RuntimeError(
                     f"{self._frozen.spec.nodes[node].name} ran in this process and has changed "
                     f"{changed}, which {function.__qualname__} reads behind it, on a worker that "

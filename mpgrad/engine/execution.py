@@ -26,8 +26,6 @@ from mpgrad.engine import compiled
 from mpgrad.engine.blas import blas_limit, let_idle_threads_sleep
 from mpgrad.engine.calls_in_workers import Answered, Chunks, run_calls
 from mpgrad.engine.choice import Experiences, Mode
-from mpgrad.engine.cluster.branches_ahead import has_branches_on_hosts, run_with_hosts
-from mpgrad.engine.cluster.host_calls import HostCalls
 from mpgrad.engine.engine_statistics import ArenaStatistics, Counters, EngineStatistics
 from mpgrad.engine.explanation import Explanation, explain
 from mpgrad.engine.graph_submission import SavedTensorsUnreadable
@@ -54,6 +52,7 @@ from mpgrad.wire.captured_state import CapturedState
 from mpgrad.wire.schema import Processes
 
 if TYPE_CHECKING:
+    from mpgrad.engine.cluster.host_calls import HostCalls
     from mpgrad.engine.processes import CoordinatorProcess
 
 P = ParamSpec("P")
@@ -123,8 +122,11 @@ class Execution:
             return self._execute(frozen, run)
 
     def _execute(self, frozen: FrozenGraph, profiled: BackwardRun | None) -> list[tuple[Any, bool]]:
-        if self.hosts is not None and has_branches_on_hosts(frozen):
-            return self._here(run_with_hosts, frozen, self.hosts)
+        if self.hosts is not None:
+            from mpgrad.engine.cluster.branches_ahead import has_branches_on_hosts, run_with_hosts
+
+            if has_branches_on_hosts(frozen):
+                return self._here(run_with_hosts, frozen, self.hosts)
         started = perf_counter()
         with span("plan"):
             ready = self._ready(frozen)

@@ -52,7 +52,7 @@ class DerivativeTask:
     """The derivatives that one task computes."""
 
     def __init__(self, key: _Key) -> None:
-        self._key, self._engine = key, current_engine().execution_for_calls()
+        self._key, self._execution = key, current_engine().execution_for_calls()
         self._requests: list[Request] = []
         self._ends: list[Callable[[Answered | BaseException], None]] = []
         self._stop: Callable[[int | None], None] | None = None
@@ -85,8 +85,8 @@ class DerivativeTask:
             lambda: True,
             self._end,
         )
-        self._stop = submission.stopping(self._engine.submitter)
-        self._engine.submitter.submit(submission)
+        self._stop = submission.stopping(self._execution.submitter)
+        self._execution.submitter.submit(submission)
 
     def _end(self, found: Sequence[Answered] | BaseException) -> None:
         for at, end in enumerate(self._ends):

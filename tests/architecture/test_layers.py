@@ -55,6 +55,7 @@ LATE = {
     ("engine/engine.py", "mpgrad.engine.execution"): "`import mpgrad` and forward need no engine",
     ("engine/engine.py", "mpgrad.engine.processes"): "`local` needs no processes",
     ("engine/engine.py", "mpgrad.engine.cluster.ray_hosts"): "few engines have a cluster",
+    ("engine/execution.py", "mpgrad.engine.cluster.branches_ahead"): "few engines have a cluster",
     ("wire/endpoint.py", "mpgrad.wire.zeromq"): "a process that has no engine loads no ZeroMQ",
     (
         "distributed/world.py",

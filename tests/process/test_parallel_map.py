@@ -158,7 +158,7 @@ def test_a_sum_has_the_bits_of_its_chunks(engine: mg.Engine) -> None:
     ],
 )
 def test_one_task_runs_several_short_chunks(chunk_us: float, expected: list[int]) -> None:
-    """A map of 16 items of 2 ms took 45 ms in 16 tasks a pass, 41 in 8."""
+    """A map of 16 items of 2 ms took 47 ms in 16 tasks a pass, 42 in 8."""
     assert placing.sizes_of_tasks(chunk_us, 16, 2) == expected
 
 
@@ -201,7 +201,7 @@ def test_branches_that_one_task_has_recorded_are_differentiated_by_one(
     loss, before = mg.stack(outs).sum(), tasks_of_workers(engine)
     loss.backward()
     if engine.mode == "process":
-        assert tasks_of_workers(engine) - before <= 3 + 2  # and around them
+        assert 3 <= tasks_of_workers(engine) - before <= 3 + 2  # and around them
     with mg.Engine("local"):
         expected = mg.stack([(w * (0.1 * k)).sin().sum() for k in range(8)]).sum()
         (gradient,) = mg.autograd.grad(expected, w)

@@ -219,27 +219,27 @@ import os
 class Where(mg.Function):
     @staticmethod
     def forward(ctx, x):
-        ctx.parent = os.getppid()
-        return x.numpy() * 0.0 + os.getpid()
+        return x.numpy() * 0.0 + os.getppid()
 
     @staticmethod
     def backward(ctx, grad):
-        assert ctx.parent == os.getppid()
-        return grad * 0.0 + os.getpid()
+        return grad * 0.0 + os.getppid()
 
 def work():
     xs = [mg.ones(1).requires_grad_() for _ in range(12)]
     outs = mg.parallel_map(Where.apply, xs)
     sum(outs).sum().backward()
-    print("pids", *[f"{out.item():g},{x.grad.item():g}" for out, x in zip(outs, xs)])
+    print("parents", *[f"{out.item():g},{x.grad.item():g}" for out, x in zip(outs, xs)])
     return []
 """
         lines = run(cluster, script_of(tmp_path, work))
-        local, hosts = [line.split()[1:] for line in lines if line.startswith("pids")]
+        local, hosts = [line.split()[1:] for line in lines if line.startswith("parents")]
         assert len({*local}) == 1
+        # An idle worker may take another one's branch, but none of another host, whose coordinator
+        # is its parent.
         pairs = {tuple(pair.split(",")) for pair in hosts}
-        assert {forward for forward, _ in pairs} == {backward for _, backward in pairs}
-        assert len(pairs) == 4, "each worker of both hosts has its own branches"
+        assert all(forward == backward for forward, backward in pairs)
+        assert len(pairs) == 2
 
     @pytest.mark.parametrize("work", [OWN, TORCH], ids=["mpgrad", "torch"])
     def test_a_node_that_dies_between_the_passes(self, tmp_path: Path, work: str) -> None:
