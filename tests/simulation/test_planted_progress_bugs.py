@@ -11,13 +11,17 @@ from simulation import Faults, World
 from tests.simulation.planting import Plants
 
 
-def worlds(seed: int) -> tuple[World, World]:
-    """One in which anything may happen, and one in which little but errors does."""
-    return World.drawn(seed), World(seed, workers=3, faults=Faults(raise_rule=1.0))
+def worlds(seed: int) -> tuple[World, ...]:
+    """One in which anything may happen, one with errors, and one whose publishers often die."""
+    return (
+        World.drawn(seed),
+        World(seed, workers=3, faults=Faults(raise_rule=1.0)),
+        World(seed, workers=2, graphs=3, faults=Faults(crash_after_progress=0.3)),
+    )
 
 
 PLANTS = Plants(worlds)
-bug, rare_bug = PLANTS.bug, PLANTS.rare_bug
+bug = PLANTS.bug
 
 
 class Nothing(set):
@@ -68,7 +72,7 @@ def a_lost_task_publishes_everything_again(patch):
     patch.setattr(GraphTask, "requeue", wrong)
 
 
-@rare_bug
+@bug
 def a_published_block_is_lent_to_the_next_attempt(patch):
     right = TaskFlow._allot
 
