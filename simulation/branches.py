@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from mpgrad.calls import branches as real
+from mpgrad.calls import kept_branches as real
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.events import ANY_SLOT
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mpgrad.arrays.cuda.device_arrays import on_its_device
-from mpgrad.autograd.freezing.client_nodes import first_recorded_grad
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink, ResultSink, RetainSink
 from mpgrad.autograd.profiling.ranges import span
 from mpgrad.autograd.running.collector import collector_held, collector_held_for
 from mpgrad.autograd.running.deferred_interrupts import interrupts_deferred
+from mpgrad.autograd.running.hook_nodes import first_recorded_grad
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.ops.elementwise.arithmetic import add
 from mpgrad.ops.shapes.shape import clone

@@ -81,8 +81,8 @@ class Function:
 
     Attributes:
         run_on: where backward may run. None: on a worker if what it reads cannot change (see
-            ``mpgrad.calls.functions``), else in the calling process. ``"worker"``: always on a
-            worker; a promise that it depends on nothing but its arguments and constants.
+            ``mpgrad.calls.custom_functions``), else in the calling process. ``"worker"``: always on
+            a worker; a promise that it depends on nothing but its arguments and constants.
             ``"client"``: always in the calling process.
         clear_saved_tensors_on_access: whether ctx drops its saved tensors when backward reads
             them, so that their memory is free before backward ends; a second access is an error.

@@ -22,7 +22,7 @@ from mpgrad.calls.array_library import ArrayLibrary, library_of, seed_generators
 from mpgrad.calls.attempts import Attempts
 from mpgrad.calls.call import BranchCall, Item
 from mpgrad.calls.classes import held_by_classes
-from mpgrad.calls.functions.process_state import is_installed_namespace
+from mpgrad.calls.custom_functions.process_state import is_installed_namespace
 from mpgrad.calls.item_generators import Drawn, drawn_from, states_of
 from mpgrad.calls.lost_gradients import require_own_leaves
 from mpgrad.calls.results import can_return, dump_result

@@ -9,8 +9,8 @@ from typing import Any
 from mpgrad.autograd.running import engine_slot
 from mpgrad.calls.array_library import library_of, seed_generators
 from mpgrad.calls.branch import Branch, generators_kept
-from mpgrad.calls.branches import BRANCHES, made_again
 from mpgrad.calls.call import BranchCall, Derivative
+from mpgrad.calls.kept_branches import BRANCHES, made_again
 
 #: Added to the numbers of items: random numbers of a backward are others than its forward's.
 _OF_BACKWARD = 1 << 40

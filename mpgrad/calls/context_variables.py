@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from mpgrad.calls.functions.process_state import is_installed_namespace
+from mpgrad.calls.custom_functions.process_state import is_installed_namespace
 
 Variable: TypeAlias = contextvars.ContextVar[Any]
 

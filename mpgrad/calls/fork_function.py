@@ -18,9 +18,9 @@ from mpgrad.autograd.functions.context import FunctionContext, running_backwards
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.calls.array_library import library_of
 from mpgrad.calls.branch import Branch
-from mpgrad.calls.branches import BRANCHES, made_again
 from mpgrad.calls.call import BranchCall, Ran
 from mpgrad.calls.kept_arrays import Watched, kept_arrays
+from mpgrad.calls.kept_branches import BRANCHES, made_again
 from mpgrad.recording.graph.grad_modes import is_grad_enabled
 from mpgrad.recording.tensors.tensor import Tensor
 

@@ -30,7 +30,7 @@ import numpy as np
 from mpgrad.autograd.running import engine_slot
 from mpgrad.calls import classes, context_variables
 from mpgrad.calls.array_library import ArrayLibrary
-from mpgrad.calls.functions.process_state import is_installed_namespace
+from mpgrad.calls.custom_functions.process_state import is_installed_namespace
 from mpgrad.wire.code_pickles import CodePickler, by_value
 
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -14,7 +14,7 @@ from typing import Any
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode
-from mpgrad.calls.functions.decision import what_changed
+from mpgrad.calls.custom_functions.run_on import what_changed
 from mpgrad.engine.placement import Placed
 from mpgrad.recording.dispatch.operator_node import OperatorNode
 from mpgrad.recording.tensors.saved_tensor import SavedTensor

@@ -11,15 +11,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpgrad.autograd.freezing.client_nodes import HooksBefore, Rule, rule_of
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.profiling.backward_run import TaskRun
 from mpgrad.autograd.profiling.ranges import RUNNING, current_run
+from mpgrad.autograd.running.hook_nodes import HooksBefore, Rule, rule_of
 from mpgrad.autograd.running.node_loop import NodeStep, run_task
 from mpgrad.base.handles import ENGINE_ARENA, Block, GradientRef
-from mpgrad.calls.functions.attributes import are_scalars, name_set
-from mpgrad.calls.functions.decision import is_tried, keep_changing, keep_in_client, note_tried
+from mpgrad.calls.custom_functions.attributes import are_scalars, name_set
+from mpgrad.calls.custom_functions.run_on import is_tried, keep_changing, keep_in_client, note_tried
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.client_changes import ReadsOfWorkers, StaleSaved
 from mpgrad.engine.graph_submission import GraphSubmission, RunOwn

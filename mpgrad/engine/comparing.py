@@ -9,9 +9,9 @@ from typing import Any
 
 from mpgrad.autograd.function import Function
 from mpgrad.base.duration_text import duration
-from mpgrad.calls.functions.attributes import look_at
-from mpgrad.calls.functions.contents import fingerprint
-from mpgrad.calls.functions.decision import compared_of
+from mpgrad.calls.custom_functions.attributes import look_at
+from mpgrad.calls.custom_functions.contents import fingerprint
+from mpgrad.calls.custom_functions.run_on import compared_of
 from mpgrad.engine.placement import Placed
 
 #: The share of a backward from which on it is told.

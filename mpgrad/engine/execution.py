@@ -20,8 +20,8 @@ from mpgrad.autograd.profiling.ranges import RUNNING, span
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.standard_streams import say
-from mpgrad.calls.branches import BRANCHES
 from mpgrad.calls.initializing import Initializer
+from mpgrad.calls.kept_branches import BRANCHES
 from mpgrad.engine import compiled
 from mpgrad.engine.blas import blas_limit, let_idle_threads_sleep
 from mpgrad.engine.calls_in_workers import Answered, Chunks, run_calls

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
-from mpgrad.autograd.freezing.client_nodes import HooksBefore, rule_of
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.running import engine_slot
+from mpgrad.autograd.running.hook_nodes import HooksBefore, rule_of
 from mpgrad.autograd.running.node_loop import (
     JOINT,
     ONE,

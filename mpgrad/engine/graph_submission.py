@@ -26,9 +26,9 @@ from mpgrad.autograd.functions.function_node import (
 )
 from mpgrad.autograd.running.collector import collector_held_for
 from mpgrad.base.handles import GradientRef
+from mpgrad.calls.custom_functions.attributes import pack_attributes
+from mpgrad.calls.custom_functions.run_on import SerializedCode
 from mpgrad.calls.fork_function import Fork, arrays_to_send, holder_of
-from mpgrad.calls.functions.attributes import pack_attributes
-from mpgrad.calls.functions.decision import SerializedCode
 from mpgrad.calls.initializing import Initializer
 from mpgrad.calls.packing import rule_of
 from mpgrad.engine.learning import wants_times

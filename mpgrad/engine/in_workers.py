@@ -26,7 +26,7 @@ from mpgrad.autograd.running.collector import collector_held_for
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.handles import ENGINE_ARENA, Block, is_counted
 from mpgrad.base.processor_use import processor_use
-from mpgrad.calls.functions.loading import load_attributes
+from mpgrad.calls.custom_functions.loading import load_attributes
 from mpgrad.engine.calls_in_workers import note_processes
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.engine_statistics import Counters

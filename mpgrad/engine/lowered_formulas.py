@@ -18,7 +18,7 @@ from mpgrad.arrays.cpu.array_program import ArrayProgram, Unreadable
 from mpgrad.arrays.cpu.array_proxies import ArrayProxy, NumberProxy
 from mpgrad.arrays.cpu.cpu_backend import LARGE_BYTES
 from mpgrad.arrays.cpu.traced_namespace import TracedNamespace
-from mpgrad.calls.functions.constants import is_constant, same
+from mpgrad.calls.custom_functions.constants import is_constant, same
 from mpgrad.recording.dispatch.operator_call import cpu
 from mpgrad.recording.dispatch.operator_node import OperatorNode
 from mpgrad.recording.graph.node import InputMetadata

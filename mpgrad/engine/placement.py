@@ -14,15 +14,15 @@ from mpgrad.autograd.functions.call_sites import CALL_S, WARN_CALL_S, SlowLoop, 
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.device import CPU
 from mpgrad.base.user_frames import level_of_caller
+from mpgrad.calls.custom_functions.attributes import Look, are_scalars, look_at
+from mpgrad.calls.custom_functions.contents import fingerprint
+from mpgrad.calls.custom_functions.debuggers import file_of, files_with_breakpoints
+from mpgrad.calls.custom_functions.findings import article
+from mpgrad.calls.custom_functions.installed_reads import hooks_of_all_modules
+from mpgrad.calls.custom_functions.process_state import is_known_name
+from mpgrad.calls.custom_functions.remedies import in_one_line, in_words
+from mpgrad.calls.custom_functions.run_on import SerializedCode, decide, is_tried, what_changed
 from mpgrad.calls.fork_function import Fork, is_here
-from mpgrad.calls.functions.attributes import Look, are_scalars, look_at
-from mpgrad.calls.functions.contents import fingerprint
-from mpgrad.calls.functions.debuggers import file_of, files_with_breakpoints
-from mpgrad.calls.functions.decision import SerializedCode, decide, is_tried, what_changed
-from mpgrad.calls.functions.findings import article
-from mpgrad.calls.functions.installed_reads import hooks_of_all_modules
-from mpgrad.calls.functions.process_state import is_known_name
-from mpgrad.calls.functions.remedies import in_one_line, in_words
 from mpgrad.errors import PerformanceWarning
 from mpgrad.recording.dispatch.operator_node import OperatorNode
 from mpgrad.recording.graph.node import Node

@@ -21,7 +21,7 @@ from mpgrad.base.processor_use import ProcessorUse, processor_use
 from mpgrad.base.standard_streams import say, write
 from mpgrad.base.topology import bindings
 from mpgrad.calls.array_library import PRELOADED
-from mpgrad.calls.branches import limit_bytes
+from mpgrad.calls.kept_branches import limit_bytes
 from mpgrad.engine.kernel_calls import require_calls
 from mpgrad.engine.kernel_limits import (
     FOR_ENGINE,

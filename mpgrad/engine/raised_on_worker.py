@@ -20,7 +20,7 @@ from typing import Any
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.user_frames import level_of_caller
-from mpgrad.calls.functions.decision import keep_changing, keep_in_client
+from mpgrad.calls.custom_functions.run_on import keep_changing, keep_in_client
 from mpgrad.engine.placement import note_said
 from mpgrad.errors import (
     BytesCorrupted,

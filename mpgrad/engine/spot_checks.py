@@ -21,9 +21,9 @@ from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode, run_function_backward
 from mpgrad.autograd.running import engine_slot
 from mpgrad.base.device import CPU
-from mpgrad.calls.functions.attributes import pack_attributes
-from mpgrad.calls.functions.decision import SerializedCode, names_read, what_changed
-from mpgrad.calls.functions.loading import load_attributes
+from mpgrad.calls.custom_functions.attributes import pack_attributes
+from mpgrad.calls.custom_functions.loading import load_attributes
+from mpgrad.calls.custom_functions.run_on import SerializedCode, names_read, what_changed
 from mpgrad.engine.blas import blas_limit
 from mpgrad.errors import ResultsDiffer
 from mpgrad.scheduler.instructions import ForwardOutput

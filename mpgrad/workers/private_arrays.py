@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.base.handles import INLINE_LIMIT_BYTES
-from mpgrad.calls.functions.contents import KeptContent, fingerprint, what_changed
-from mpgrad.calls.functions.loading import Loaded
+from mpgrad.calls.custom_functions.contents import KeptContent, fingerprint, what_changed
+from mpgrad.calls.custom_functions.loading import Loaded
 from mpgrad.recording.tensors.storage import is_held_alone
 from mpgrad.wire.programs import InlineArray, PackedArray
 from mpgrad.workers.worker_memory import WorkerMemory, open_inline

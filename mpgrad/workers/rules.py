@@ -16,13 +16,13 @@ from mpgrad.autograd.functions.function_node import (
     run_function_backward,
 )
 from mpgrad.autograd.running.node_loop import Apply, NodeStep
-from mpgrad.calls.functions.attributes import (
+from mpgrad.calls.custom_functions.attributes import (
     changed_containers,
     containers_in,
     name_set,
     pack_attributes,
 )
-from mpgrad.calls.functions.loading import Loaded, establish, load_all, load_attributes
+from mpgrad.calls.custom_functions.loading import Loaded, establish, load_all, load_attributes
 from mpgrad.recording.graph.registry import OPERATORS, Operator
 from mpgrad.recording.tensors.refused_reads import REFUSED
 from mpgrad.wire.output_record import (

@@ -26,7 +26,7 @@ FLOORS = (
     "engine",
     "coordinator workers",
     "calls",
-    "calls/functions",
+    "calls/custom_functions",
     "autograd",
     "ops",
     "recording/dispatch",
@@ -117,7 +117,7 @@ PYTORCHS_MODULES = frozenset(
 
 
 def home(file: str) -> str:
-    """The room, or top-level module, of a file: ``calls/functions``, or ``calls``."""
+    """The room, or top-level module, of a file: ``calls/custom_functions``, or ``calls``."""
     parts = file.removesuffix(".py").split("/")
     inner = "/".join(parts[:2])
     return inner if inner in FLOOR_OF else parts[0]
@@ -237,7 +237,7 @@ def test_a_class_name_means_one_thing() -> None:
 #: The stand-in for ``torch.Tensor`` has its name; PyTorch calls two things a WorkerInfo; a
 #: DataParallel is around a Module of mpgrad's or of PyTorch's.
 TWICE = {
-    "DataParallel": ["nn/parallel.py", "torch/batches_in_parts.py"],
+    "DataParallel": ["nn/parallel.py", "torch/cpu_data_parallel.py"],
     "Tensor": ["compat/tensor_type.py", "recording/tensors/tensor.py"],
     "WorkerInfo": ["data/loader_worker.py", "distributed/rpc/service.py"],
 }

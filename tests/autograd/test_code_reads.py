@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpgrad.calls.functions.code_reads import code_reads
+from mpgrad.calls.custom_functions.code_reads import code_reads
 
 
 def scan(body):

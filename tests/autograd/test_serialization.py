@@ -26,12 +26,12 @@ from scipy.sparse import linalg
 
 import mpgrad as mg
 from mpgrad.autograd.function import Function, FunctionContext, run_function_backward
-from mpgrad.calls.functions import decision as decisions
-from mpgrad.calls.functions import loading
-from mpgrad.calls.functions.attributes import are_scalars, look_at, pack_attributes
-from mpgrad.calls.functions.decision import decide
-from mpgrad.calls.functions.loading import load
-from mpgrad.calls.functions.remedies import in_words
+from mpgrad.calls.custom_functions import loading
+from mpgrad.calls.custom_functions import run_on as decisions
+from mpgrad.calls.custom_functions.attributes import are_scalars, look_at, pack_attributes
+from mpgrad.calls.custom_functions.loading import load
+from mpgrad.calls.custom_functions.remedies import in_words
+from mpgrad.calls.custom_functions.run_on import decide
 from mpgrad.recording.graph.node import InputMetadata
 from mpgrad.recording.tensors.tensor import Tensor
 
@@ -1256,7 +1256,7 @@ class TestTravelling:
             import sys
             import my_tools
             from my_tools import cached, helper
-            from mpgrad.calls.functions.decision import decide
+            from mpgrad.calls.custom_functions.run_on import decide
             SHIFT = 1.0
             @functools.cache
             def own(x): return x + cached(x)
@@ -1274,7 +1274,7 @@ class TestTravelling:
         tools.unlink()
         worker = (
             "import sys, numpy as np\n"
-            "from mpgrad.calls.functions.loading import load\n"
+            "from mpgrad.calls.custom_functions.loading import load\n"
             "from mpgrad.recording.tensors.tensor import Tensor\n"
             "cls = load(sys.stdin.buffer.read())\n"
             "print(cls.backward(None, Tensor(np.ones(2))).tolist(), 'my_tools' in sys.modules)"

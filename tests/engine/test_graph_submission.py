@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpgrad.calls.functions.decision import SerializedCode
+from mpgrad.calls.custom_functions.run_on import SerializedCode
 from mpgrad.engine import graph_submission
 
 

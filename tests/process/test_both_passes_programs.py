@@ -19,7 +19,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import nn
-from mpgrad.calls.branches import BRANCHES
+from mpgrad.calls.kept_branches import BRANCHES
 from mpgrad.engine.choice import Choice, Prediction
 from mpgrad.engine.report.page import write_report
 from mpgrad.parallel import placing

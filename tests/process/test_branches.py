@@ -17,7 +17,7 @@ import pytest
 import mpgrad as mg
 from mpgrad import nn
 from mpgrad.base import machine
-from mpgrad.calls.branches import BRANCHES, limit_bytes
+from mpgrad.calls.kept_branches import BRANCHES, limit_bytes
 from tests.leftovers import wait_until
 from tests.process.test_parallel_map import bits, leaves
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.process
 
 def kept(_: int) -> int:
     """The branches of the process that runs this."""
-    from mpgrad.calls.branches import BRANCHES
+    from mpgrad.calls.kept_branches import BRANCHES
 
     return len(BRANCHES)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.calls.branches import BRANCHES
+from mpgrad.calls.kept_branches import BRANCHES
 from mpgrad.parallel import placing
 from tests.process.test_parallel_map import bits, engine, leaves
 

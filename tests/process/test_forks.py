@@ -13,7 +13,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.autograd.freezing import freeze
-from mpgrad.calls.functions import decision
+from mpgrad.calls.custom_functions import run_on
 from mpgrad.engine import blas
 from mpgrad.recording.tensors import accumulate_grad
 from tests.leftovers import PATIENCE_S
@@ -88,7 +88,7 @@ def test_a_lock_that_another_thread_has(mode: str) -> None:
         expected = gradient()
     locks = (
         blas._lock,
-        decision._lock,
+        run_on._lock,
         freeze._memory._lock,
         accumulate_grad._grad_lock,
     )

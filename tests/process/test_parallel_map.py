@@ -16,7 +16,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad import nn
-from mpgrad.calls.branches import BRANCHES
+from mpgrad.calls.kept_branches import BRANCHES
 from mpgrad.parallel import placing
 from tests.leftovers import wait_until
 from tests.process.test_hidden_state import tasks_of_workers

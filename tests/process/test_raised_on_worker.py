@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.calls.functions import decision
-from mpgrad.calls.functions.attributes import Look
-from mpgrad.calls.functions.findings import Survey
-from mpgrad.calls.functions.purity import survey
+from mpgrad.calls.custom_functions import run_on
+from mpgrad.calls.custom_functions.attributes import Look
+from mpgrad.calls.custom_functions.findings import Survey
+from mpgrad.calls.custom_functions.purity import survey
 from mpgrad.engine import placement, preparation
 from mpgrad.errors import PerformanceWarning, RemoteTraceback, WorkerLost
 from tests.process.test_local_share import plan_with_any_part
@@ -156,8 +156,8 @@ def mode(request: pytest.FixtureRequest) -> str:
 def everywhere(mode: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[mg.Engine]:
     """An engine that uses its workers from the first backward on; with "auto" the calling thread
     also takes part. What a Function reads keeps none of them in the client."""
-    monkeypatch.setattr(decision, "survey", survey_without_problems)
-    monkeypatch.setattr(decision, "_kept_here", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(run_on, "survey", survey_without_problems)
+    monkeypatch.setattr(run_on, "_kept_here", weakref.WeakKeyDictionary())
     if mode == "auto":
         monkeypatch.setattr(preparation, "plan", plan_with_any_part)
     with mg.Engine("process", cpu_workers=2) as engine:

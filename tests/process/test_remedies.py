@@ -25,7 +25,7 @@ from numpy.random import default_rng
 from numpy.random import rand as draw_of_numpy
 
 import mpgrad as mg
-from mpgrad.calls.functions.decision import decide
+from mpgrad.calls.custom_functions.run_on import decide
 
 pytestmark = pytest.mark.process
 

@@ -21,7 +21,7 @@ import scipy.stats
 
 import mpgrad as mg
 import mpgrad.distributed as dist
-from mpgrad.calls.functions.decision import decide
+from mpgrad.calls.custom_functions.run_on import decide
 from mpgrad.distributions import Distribution, Normal, Uniform, kl_divergence, register_kl
 from mpgrad.nn.module_hooks import register_module_forward_hook
 

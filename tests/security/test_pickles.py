@@ -27,7 +27,7 @@ UNPICKLERS = {
     "base/interpreter.py": "a child reads its start, which its parent wrote: plain values",
     "wire/environment.py": "a worker reads what the client wrote",
     "workers/rules.py": "a worker reads what the client wrote",
-    "calls/functions/loading.py": "a worker reads what the client wrote",
+    "calls/custom_functions/loading.py": "a worker reads what the client wrote",
     "calls/packing.py": "a worker reads what the client wrote",
     "engine/cluster/branches_ahead.py": "the client reads results of workers",
     "torch/branch_nodes.py": "the client reads results of workers",

@@ -9,7 +9,7 @@ import itertools
 
 import pytest
 
-from mpgrad.calls.branches import Branches
+from mpgrad.calls.kept_branches import Branches
 from mpgrad.engine.session import Session
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do

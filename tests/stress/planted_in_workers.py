@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpgrad.calls import branch, branches, own_tensors
+from mpgrad.calls import branch, kept_branches, own_tensors
 
 
 def an_old_branch(process: str, part: Any) -> Any:
     """A backward gets the branch, with its ctx, of the call before."""
     if process == "worker":
-        right = branches.Branches.get
+        right = kept_branches.Branches.get
 
         def wrong(self: Any, number: int) -> Any:
             found, before = right(self, number), right(self, number - 1)
             fits = before is not None and len(before.outputs) == len(getattr(found, "outputs", ()))
             return before if fits else found
 
-        branches.Branches.get = wrong  # type: ignore[method-assign]
+        kept_branches.Branches.get = wrong  # type: ignore[method-assign]
     return part
 
 
 def another_seed_after_eviction(process: str, part: Any) -> Any:
     """No branch is kept, and one that is made again draws other numbers, which its digest shows."""
     if process == "worker":
-        branches.Branches.put = lambda *_: None  # type: ignore[method-assign]
-        right = branches.record
+        kept_branches.Branches.put = lambda *_: None  # type: ignore[method-assign]
+        right = kept_branches.record
 
         def wrong(call: Any, inputs: Any, **options: Any) -> Any:
             return right(call._replace(seed=tuple([n + 1 for n in call.seed])), inputs, **options)
 
-        branches.record = wrong
+        kept_branches.record = wrong
     return part
 
 

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 import mpgrad as mg  # noqa: E402
 import mpgrad.torch as mt  # noqa: E402
-from mpgrad.calls.branches import BRANCHES  # noqa: E402
+from mpgrad.calls.kept_branches import BRANCHES  # noqa: E402
 from mpgrad.parallel import placing  # noqa: E402
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.calls.functions.attributes import pack_attributes
-from mpgrad.calls.functions.contents import KeptContent
-from mpgrad.calls.functions.loading import Loaded, load_attributes
+from mpgrad.calls.custom_functions.attributes import pack_attributes
+from mpgrad.calls.custom_functions.contents import KeptContent
+from mpgrad.calls.custom_functions.loading import Loaded, load_attributes
 from mpgrad.workers.private_arrays import PrivateArrays
 
 ARRAYS = {

@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.autograd.freezing.client_nodes import LOGGER
 from mpgrad.autograd.freezing.costs import (
     costs_of,
     estimate,
@@ -37,6 +36,7 @@ from mpgrad.autograd.freezing.recurring_graphs import (
     walk,
 )
 from mpgrad.autograd.running.collector import collector_held
+from mpgrad.autograd.running.hook_nodes import LOGGER
 from mpgrad.recording.graph.node import Edge, Node
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.split import split_above_us

@@ -13,13 +13,6 @@ import numpy as np
 
 from mpgrad.arrays.cuda.device_arrays import CUDA
 from mpgrad.arrays.cuda.gpu_nodes import on_gpus
-from mpgrad.autograd.freezing.client_nodes import (
-    AccumulateNow,
-    ClientNode,
-    HooksAfter,
-    HooksBefore,
-    runs_node_hooks,
-)
 from mpgrad.autograd.freezing.costs import least_cost, with_division
 from mpgrad.autograd.freezing.frozen_graph import (
     FrozenGraph,
@@ -31,6 +24,13 @@ from mpgrad.autograd.freezing.frozen_graph import (
 )
 from mpgrad.autograd.freezing.recurring_graphs import Template, Walk, sequence_of
 from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.running.hook_nodes import (
+    AccumulateNow,
+    ClientNode,
+    HooksAfter,
+    HooksBefore,
+    runs_node_hooks,
+)
 from mpgrad.recording.dispatch.operator_node import OperatorNode
 from mpgrad.recording.graph.node import Edge, InputMetadata, Node
 from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.autograd.freezing.client_nodes import add_to_grad
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.higher_order.recording import mirrored_call
+from mpgrad.autograd.running.hook_nodes import add_to_grad
 from mpgrad.recording.dispatch.operator_call import call
 from mpgrad.recording.dispatch.operator_node import OperatorNode
 from mpgrad.recording.graph.grad_modes import is_grad_enabled

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.arrays.cpu.array_program import ArrayProgram
-from mpgrad.calls.functions.constants import is_constant
+from mpgrad.calls.custom_functions.constants import is_constant
 from mpgrad.recording.tensors.tensor import Tensor
 
 

@@ -22,7 +22,7 @@ from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.deferred_interrupts import Interrupts
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.dtype import default_float
-from mpgrad.calls.functions.constants import same
+from mpgrad.calls.custom_functions.constants import same
 from mpgrad.errors import CompilationError, PerformanceWarning
 from mpgrad.func.compilation.arguments import Arguments
 from mpgrad.func.compilation.outside import Outside

@@ -22,7 +22,7 @@ import numpy as np
 
 import mpgrad
 from mpgrad.base.generated_code import WRITTEN
-from mpgrad.calls.functions.constants import is_constant
+from mpgrad.calls.custom_functions.constants import is_constant
 from mpgrad.nn.module import Module
 from mpgrad.nn.module_hooks import OF_ALL
 from mpgrad.ops.generators import Generator

@@ -17,7 +17,7 @@ import numpy as np
 from mpgrad.arrays.cpu.array_proxies import ArrayProxy
 from mpgrad.arrays.cpu.cpu_backend import CpuBackend
 from mpgrad.base.generated_code import compiled, forget
-from mpgrad.calls.functions.constants import is_constant, same
+from mpgrad.calls.custom_functions.constants import is_constant, same
 from mpgrad.func.compilation.arguments import Arguments, is_namedtuple
 from mpgrad.func.compilation.outside import Outside
 from mpgrad.func.compilation.recorded_calls import RecordedCalls

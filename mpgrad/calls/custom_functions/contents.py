@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from mpgrad.calls.functions.generated_members import IGNORED
-from mpgrad.calls.functions.process_state import is_known_name
+from mpgrad.calls.custom_functions.generated_members import IGNORED
+from mpgrad.calls.custom_functions.process_state import is_known_name
 from mpgrad.recording.tensors.tensor import Tensor
 
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.calls.functions.constants import (
+from mpgrad.calls.custom_functions.constants import (
     MISSING,
     PRIVATE,
     is_constant,
@@ -25,12 +25,12 @@ from mpgrad.calls.functions.constants import (
     references,
     why_no_copy,
 )
-from mpgrad.calls.functions.contents import is_sparse, reduce_array
-from mpgrad.calls.functions.findings import article, what_can_change
-from mpgrad.calls.functions.loading import tensor_of_client, tensor_over, thaw
-from mpgrad.calls.functions.process_state import is_known_name, is_known_object
-from mpgrad.calls.functions.remedies import Obstacle, Remedy, remedy_of
-from mpgrad.calls.functions.travelling import parts_of
+from mpgrad.calls.custom_functions.contents import is_sparse, reduce_array
+from mpgrad.calls.custom_functions.findings import article, what_can_change
+from mpgrad.calls.custom_functions.loading import tensor_of_client, tensor_over, thaw
+from mpgrad.calls.custom_functions.process_state import is_known_name, is_known_object
+from mpgrad.calls.custom_functions.remedies import Obstacle, Remedy, remedy_of
+from mpgrad.calls.custom_functions.travelling import parts_of
 from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.wire.code_pickles import CodePickler
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import NamedTuple
 
-from mpgrad.calls.functions.process_state import CHANGING_METHODS
+from mpgrad.calls.custom_functions.process_state import CHANGING_METHODS
 
 
 class Access(NamedTuple):

@@ -12,8 +12,8 @@ import types
 from typing import Any
 
 from mpgrad.autograd.function import Function
-from mpgrad.calls.functions.code_reads import Access
-from mpgrad.calls.functions.process_state import DEBUGGERS
+from mpgrad.calls.custom_functions.code_reads import Access
+from mpgrad.calls.custom_functions.process_state import DEBUGGERS
 
 
 def is_debugger(access: Access, function: types.FunctionType, free: dict[str, Any]) -> bool:

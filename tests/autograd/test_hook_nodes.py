@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import client_nodes
-from mpgrad.autograd.freezing.client_nodes import AccumulateNow, ClientNode, HooksAfter, HooksBefore
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink, RetainSink
+from mpgrad.autograd.running import hook_nodes
+from mpgrad.autograd.running.hook_nodes import AccumulateNow, ClientNode, HooksAfter, HooksBefore
 from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
 from mpgrad.recording.tensors.tensor import gradient_edge
 
@@ -100,9 +100,9 @@ def test_a_node_that_is_only_captured_has_no_hooks_after_it() -> None:
 
 def test_a_hooked_gradient_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[Any] = []
-    adopt = client_nodes.adopt
+    adopt = hook_nodes.adopt
     monkeypatch.setattr(
-        client_nodes, "adopt", lambda array: (copied.append(array.shape), adopt(array))[1]
+        hook_nodes, "adopt", lambda array: (copied.append(array.shape), adopt(array))[1]
     )
     x, y, z = chain()
     y.register_hook(ignore)

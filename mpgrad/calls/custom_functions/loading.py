@@ -1,4 +1,4 @@
-"""load(): makes a custom Function's class of the bytes from ``decision``, in a worker."""
+"""load(): makes a custom Function's class of the bytes from ``run_on``, in a worker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mpgrad.autograd.function import Function
-from mpgrad.calls.functions.constants import MISSING, same
-from mpgrad.calls.functions.contents import (
+from mpgrad.calls.custom_functions.constants import MISSING, same
+from mpgrad.calls.custom_functions.contents import (
     KeptContent,
     described_in,
     fingerprint,

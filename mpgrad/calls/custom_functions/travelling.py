@@ -17,17 +17,21 @@ from typing import Any
 import numpy as np
 
 from mpgrad.base.hash_seed import fixed_hash_seed
-from mpgrad.calls.functions.constants import is_constant
-from mpgrad.calls.functions.contents import (
+from mpgrad.calls.custom_functions.constants import is_constant
+from mpgrad.calls.custom_functions.contents import (
     Fingerprint,
     KeptContent,
     fingerprint,
     is_comparable,
     is_sparse,
 )
-from mpgrad.calls.functions.findings import Survey, what_can_change
-from mpgrad.calls.functions.process_state import is_known_module, is_known_name, process_state
-from mpgrad.calls.functions.remedies import Remedy, remedy_of
+from mpgrad.calls.custom_functions.findings import Survey, what_can_change
+from mpgrad.calls.custom_functions.process_state import (
+    is_known_module,
+    is_known_name,
+    process_state,
+)
+from mpgrad.calls.custom_functions.remedies import Remedy, remedy_of
 from mpgrad.recording.tensors.tensor import Tensor
 
 #: NumPy's and SciPy's modules whose objects draw random numbers, or hold memory or files.

@@ -21,8 +21,8 @@ from typing import Any
 
 from mpgrad.autograd.function import Function
 from mpgrad.base.hash_seed import fixed_hash_seed
-from mpgrad.calls.functions.code_reads import Access, CodeReads, code_reads
-from mpgrad.calls.functions.constants import (
+from mpgrad.calls.custom_functions.code_reads import Access, CodeReads, code_reads
+from mpgrad.calls.custom_functions.constants import (
     FOR_ORDER,
     MISSING,
     is_constant,
@@ -30,17 +30,17 @@ from mpgrad.calls.functions.constants import (
     is_enum_member,
     why_no_copy,
 )
-from mpgrad.calls.functions.debuggers import is_debugger
-from mpgrad.calls.functions.findings import Survey, article, cell_contents, line_of
-from mpgrad.calls.functions.generated_members import (
+from mpgrad.calls.custom_functions.debuggers import is_debugger
+from mpgrad.calls.custom_functions.findings import Survey, article, cell_contents, line_of
+from mpgrad.calls.custom_functions.generated_members import (
     IGNORED,
     OF_ENUM,
     OF_NAMEDTUPLE,
     generated_in,
     is_bookkeeping,
 )
-from mpgrad.calls.functions.installed_reads import InstalledReads
-from mpgrad.calls.functions.process_state import (
+from mpgrad.calls.custom_functions.installed_reads import InstalledReads
+from mpgrad.calls.custom_functions.process_state import (
     OF_ONE_OBJECT,
     OF_ONE_PROCESS,
     SUSPECT_ATTRIBUTES,
@@ -52,8 +52,8 @@ from mpgrad.calls.functions.process_state import (
     is_of_a_package,
     process_state,
 )
-from mpgrad.calls.functions.remedies import Remedy, remedy_in, remedy_of_attribute
-from mpgrad.calls.functions.travelling import TravellingValues
+from mpgrad.calls.custom_functions.remedies import Remedy, remedy_in, remedy_of_attribute
+from mpgrad.calls.custom_functions.travelling import TravellingValues
 
 #: Functions and classes of installed packages whose state is not known that are looked through.
 FOLLOWED_MAX = 400

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.calls.functions.process_state import (
+from mpgrad.calls.custom_functions.process_state import (
     CHANGING_ATTRIBUTES,
     CONTAINERS,
     DRAWING_ATTRIBUTES,

@@ -32,13 +32,13 @@ from typing import Any, Literal
 import numpy as np
 
 from mpgrad.autograd.function import Function
-from mpgrad.calls.functions.code_reads import storing_line
-from mpgrad.calls.functions.constants import MISSING
-from mpgrad.calls.functions.contents import fingerprint, is_sparse, reduce_array
-from mpgrad.calls.functions.findings import Survey, line_of
-from mpgrad.calls.functions.loading import tensor_of_client, thaw
-from mpgrad.calls.functions.purity import survey
-from mpgrad.calls.functions.remedies import Obstacle, in_one_line, in_words, may_promise
+from mpgrad.calls.custom_functions.code_reads import storing_line
+from mpgrad.calls.custom_functions.constants import MISSING
+from mpgrad.calls.custom_functions.contents import fingerprint, is_sparse, reduce_array
+from mpgrad.calls.custom_functions.findings import Survey, line_of
+from mpgrad.calls.custom_functions.loading import tensor_of_client, thaw
+from mpgrad.calls.custom_functions.purity import survey
+from mpgrad.calls.custom_functions.remedies import Obstacle, in_one_line, in_words, may_promise
 from mpgrad.recording.tensors.refused_reads import refuse
 from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.wire.code_pickles import CodePickler, by_value

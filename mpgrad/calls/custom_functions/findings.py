@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpgrad.calls.functions.constants import MISSING, is_importable, same
-from mpgrad.calls.functions.contents import KeptContent, described_in, fingerprint
-from mpgrad.calls.functions.process_state import is_installed_namespace, is_known_namespace
-from mpgrad.calls.functions.remedies import Obstacle, Remedy, remedy_of
+from mpgrad.calls.custom_functions.constants import MISSING, is_importable, same
+from mpgrad.calls.custom_functions.contents import KeptContent, described_in, fingerprint
+from mpgrad.calls.custom_functions.process_state import is_installed_namespace, is_known_namespace
+from mpgrad.calls.custom_functions.remedies import Obstacle, Remedy, remedy_of
 
 
 @dataclass

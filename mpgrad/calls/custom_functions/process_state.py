@@ -15,7 +15,7 @@ from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
-from mpgrad.calls.functions.constants import MISSING, is_importable
+from mpgrad.calls.custom_functions.constants import MISSING, is_importable
 
 
 def _words(text: str) -> frozenset[str]:

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from mpgrad.autograd.function import Function
-from mpgrad.calls.functions.constants import MISSING, is_constant
-from mpgrad.calls.functions.contents import described
-from mpgrad.calls.functions.findings import Survey, article, class_state, registered_in
-from mpgrad.calls.functions.process_state import (
+from mpgrad.calls.custom_functions.constants import MISSING, is_constant
+from mpgrad.calls.custom_functions.contents import described
+from mpgrad.calls.custom_functions.findings import Survey, article, class_state, registered_in
+from mpgrad.calls.custom_functions.process_state import (
     CHANGING_BUILTINS,
     DYNAMIC_BUILTINS,
     LOOKUPS,
@@ -34,7 +34,7 @@ from mpgrad.calls.functions.process_state import (
     is_own_builtin,
     process_state,
 )
-from mpgrad.calls.functions.remedies import Remedy, remedy_in
+from mpgrad.calls.custom_functions.remedies import Remedy, remedy_in
 from mpgrad.recording.tensors.tensor import Tensor
 
 #: The flag of classes that are written in Python (``Py_TPFLAGS_HEAPTYPE``).
