@@ -19,6 +19,7 @@ import numpy as np
 
 from mpgrad.calls.custom_functions.process_state import is_installed_namespace
 from mpgrad.calls.item_generators import state_of
+from mpgrad.wire.code_pickles import names_in
 
 #: Where a value is, in words: names and keys on the way to it.
 Path: TypeAlias = tuple[str, ...]
@@ -217,18 +218,9 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
             continue
     yield "its defaults", (function.__defaults__, function.__kwdefaults__)
     yield from ((name, child) for name, child in vars(function).items())
-    for name in _names_in(function.__code__):
+    for name in names_in(function.__code__):
         if name in function.__globals__ and name[:2] != "__":
             yield name, function.__globals__[name]
-
-
-@functools.lru_cache(maxsize=4096)
-def _names_in(code: types.CodeType) -> tuple[str, ...]:
-    """What code names: globals, and attributes, which may have the same names."""
-    inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
-    return tuple(
-        dict.fromkeys([*code.co_names, *[name for one in inner for name in _names_in(one)]])
-    )
 
 
 def _in_words(path: Path) -> str:

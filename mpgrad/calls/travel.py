@@ -21,6 +21,7 @@ import sys
 import types
 import typing
 import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
@@ -40,6 +41,9 @@ Array: TypeAlias = np.ndarray[Any, Any]
 OF_PROCESS: dict[str, dict[str, Any]] = {}
 #: The place of the values of context variables in a section.
 _OF_CONTEXT = -1
+#: Types of which most objects are: they have no identity, or nothing but what is in them.
+_ATOMS = frozenset({type(None), bool, int, float, str})
+_CONTAINERS = frozenset({OrderedDict, defaultdict, deque, Counter})
 
 
 class Sender:
@@ -149,6 +153,8 @@ class ByValue(CodePickler):
                 entered.__exit__(None, None, None)
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) in _CONTAINERS:
+            return NotImplemented
         if self._users_modules is None:
             self._users_modules = by_value(_users_modules())
             self._users_modules.__enter__()
@@ -160,11 +166,9 @@ class ByValue(CodePickler):
             return getattr, place
         if isinstance(obj, types.MethodType) and isinstance(obj.__self__, type):
             return getattr, (obj.__self__, obj.__name__)  # a classmethod of a class by value
-        if isinstance(obj, functools._lru_cache_wrapper):
-            module = sys.modules.get(obj.__module__)
-            if module is None or not is_installed_namespace(vars(module)):
-                limits = obj.cache_parameters()
-                return _cached, (obj.__wrapped__, limits["maxsize"], limits["typed"])
+        if isinstance(obj, functools._lru_cache_wrapper) and _is_users(obj.__module__):
+            limits = obj.cache_parameters()
+            return _cached, (obj.__wrapped__, limits["maxsize"], limits["typed"])
         if isinstance(obj, contextvars.ContextVar):
             return context_variables.reduced(obj)
         if obj is os.environ or obj is os.environb:
@@ -174,7 +178,8 @@ class ByValue(CodePickler):
         if isinstance(obj, weakref.WeakKeyDictionary | weakref.WeakValueDictionary):
             return type(obj), (), None, None, iter(list(obj.items()))
         is_in_memory = isinstance(obj, io.StringIO | io.BytesIO)
-        if isinstance(obj, io.IOBase) and not is_in_memory and obj not in _streams():
+        streams = sys.stdin, sys.stdout, sys.stderr
+        if isinstance(obj, io.IOBase) and not is_in_memory and obj not in streams:
             raise TypeError(f"cannot pickle an open file ({getattr(obj, 'name', 'no name')!r})")
         if isinstance(obj, logging.Logger):
             return _logger, (obj.name, obj.getEffectiveLevel())
@@ -186,7 +191,7 @@ class ByValue(CodePickler):
             return typing.ParamSpec, (obj.__name__,)
         if isinstance(type(obj).__reduce__, types.FunctionType):
             name = obj.__reduce__()  # a text is the name of a global: a sentinel
-            if isinstance(name, str) and not is_installed_namespace(_namespace_of(obj)):
+            if isinstance(name, str) and _is_users(type(obj).__module__):
                 return _global, (type(obj).__module__, name, type(obj)), vars(obj) or None
         if callable(found := getattr(type(obj), "_reduce_by_value", None)):
             return found(obj)  # a class of ours that differs here from pickle.dumps()
@@ -194,9 +199,9 @@ class ByValue(CodePickler):
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
 
-def _namespace_of(obj: Any) -> dict[str, Any]:
-    module = sys.modules.get(type(obj).__module__)
-    return {} if module is None else vars(module)
+def _is_users(module_name: str) -> bool:
+    module = sys.modules.get(module_name)
+    return module is None or not is_installed_namespace(vars(module))
 
 
 def _global(module: str, name: str, cls: type[Any]) -> Any:
@@ -211,10 +216,6 @@ def _logger(name: str, level: int) -> logging.Logger:
     if engine_slot.is_worker:
         logger.setLevel(level)
     return logger
-
-
-def _streams() -> tuple[Any, ...]:
-    return sys.stdin, sys.stdout, sys.stderr
 
 
 def _cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
@@ -242,6 +243,8 @@ class _Pickler(ByValue):
         self._shared = self.memo.copy()
 
     def persistent_id(self, obj: Any) -> Any:
+        if type(obj) in _ATOMS and not self._shared:
+            return None
         if isinstance(obj, self.library.tensor_class):
             return self._sender.number_of(obj)
         shared = self._shared.get(id(obj))

@@ -1,33 +1,125 @@
-"""Pickles of functions and classes by value, which keep the names of their files.
+"""Pickles of functions and classes by value, whose code travels as the interpreter's own bytes.
 
-From version 3.1.3 on, cloudpickle calls every file ``<dynamic-code>``. Tracebacks and warnings of
-another process need the true name.
+They keep the names of their files, which tracebacks and warnings of another process need. A process
+that gets the same code again has it already, specialized by the runs before.
 """
 
 from __future__ import annotations
 
+import functools
 import io
+import marshal
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import CodeType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
+from cloudpickle import cloudpickle as parts
+
+#: The code objects that are kept as bytes, and those that were made of bytes.
+CODES_MAX = 4096
+#: What a function has besides its code, its globals and its closure.
+_ATTRIBUTES = (
+    "__name__",
+    "__qualname__",
+    "__annotations__",
+    "__kwdefaults__",
+    "__defaults__",
+    "__module__",
+    "__doc__",
+    "__closure__",
+)
 
 
 class CodePickler(cloudpickle.Pickler):
-    """cloudpickle's Pickler, except for the names of files."""
+    """cloudpickle's Pickler, except for code."""
+
+    def _dynamic_function_reduce(self, function: FunctionType) -> Any:
+        # cloudpickle's own would go through all loaded modules for each function.
+        code, globals_ = function.__code__, function.__globals__
+        reached = {
+            name: globals_[name] for name in parts._extract_code_globals(code) if name in globals_
+        }
+        cells = map(_content, function.__closure__ or ())
+        packages = [one for one in (*reached.values(), *cells) if isinstance(one, ModuleType)]
+        state = {
+            **{name: getattr(function, name) for name in _ATTRIBUTES},
+            "__globals__": reached,
+            "_cloudpickle_submodules": [
+                sys.modules[name]
+                for package in packages
+                for name in _submodules(package.__name__, names_in(code), len(sys.modules))
+                if name in sys.modules
+            ],
+        }
+        made_of = self._function_getnewargs(function)
+        return (
+            parts._make_function,
+            made_of,
+            (dict(vars(function)), state),
+            None,
+            None,
+            parts._function_setstate,
+        )
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, CodeType):
-            return _in_file, (obj.co_filename, *self.dispatch_table[CodeType](obj))
+            try:
+                return _code_of, (_bytes_of(obj, obj.co_filename),)
+            except ValueError:  # a program has put constants into it that no source could
+                return NotImplemented
         return super().reducer_override(obj)
 
 
-def _in_file(name: str, make: Callable[..., CodeType], args: tuple[Any, ...]) -> CodeType:
-    return make(*args).replace(co_filename=name)
+@functools.lru_cache(CODES_MAX)
+def _bytes_of(code: CodeType, filename: str) -> bytes:
+    # Equal code may stand in several files. The bytes of one may differ from time to time.
+    return marshal.dumps(code)
+
+
+@functools.lru_cache(CODES_MAX)
+def _code_of(data: bytes) -> CodeType:
+    found: CodeType = marshal.loads(data)
+    return found
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+@functools.lru_cache(CODES_MAX)
+def names_in(code: CodeType) -> tuple[str, ...]:
+    """What code names, and code inside of it: globals, and attributes, which may have the same
+    names."""
+    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return tuple(
+        dict.fromkeys([*code.co_names, *[name for one in inner for name in names_in(one)]])
+    )
+
+
+@functools.lru_cache(CODES_MAX)
+def _submodules(package: str, names: tuple[str, ...], loaded: int) -> tuple[str, ...]:
+    """The loaded submodules of a package that code with these names may reach through it.
+
+    Args:
+        package, names: see there.
+        loaded: the number of modules; a new one may be another submodule.
+    """
+    start, known = f"{package}.", set(names)
+    return tuple(
+        [
+            name
+            for name in list(sys.modules)
+            if name.startswith(start) and known.issuperset(name[len(start) :].split("."))
+        ]
+    )
 
 
 def dumps(obj: object) -> bytes:

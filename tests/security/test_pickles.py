@@ -26,6 +26,7 @@ SOURCE = Path(mpgrad.__file__).parent
 UNPICKLERS = {
     "base/interpreter.py": "a child reads its start, which its parent wrote: plain values",
     "wire/environment.py": "a worker reads what the client wrote",
+    "wire/code_pickles.py": "code inside of the pickles of the others",
     "workers/rules.py": "a worker reads what the client wrote",
     "calls/custom_functions/loading.py": "a worker reads what the client wrote",
     "calls/packing.py": "a worker reads what the client wrote",

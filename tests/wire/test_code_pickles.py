@@ -1,5 +1,6 @@
 """Functions and classes that travel by value keep the names of their files."""
 
+import pathlib
 import pickle
 import subprocess
 import sys
@@ -53,3 +54,45 @@ def test_the_bytes_are_the_same_in_each_process() -> None:
         for _ in range(2)
     ]
     assert len({run.stdout for run in runs}) == 1
+
+
+def test_a_process_has_code_once(namespace) -> None:
+    first, second = (pickle.loads(dumps(namespace["outer"])) for _ in range(2))
+    assert first is not second
+    assert first.__code__ is second.__code__
+
+
+def test_equal_code_keeps_its_own_file(namespace) -> None:
+    other: dict[str, object] = {"__name__": "__main__"}
+    exec(compile(SOURCE, "<cell 4>", "exec"), other)
+    files = [
+        files_of(pickle.loads(dumps(one["outer"])).__code__)
+        for one in (namespace, other, namespace)
+    ]
+    assert files == [{"<cell 3>"}, {"<cell 4>"}, {"<cell 3>"}]
+
+
+def test_code_with_odd_constants_travels(namespace) -> None:
+    outer = namespace["outer"]
+    kept = pathlib.PurePosixPath("a")  # no source makes such a constant
+    outer.__code__ = outer.__code__.replace(co_consts=(*outer.__code__.co_consts, kept))
+    found = pickle.loads(dumps(outer))
+    assert found()() == 1
+    assert found.__code__.co_consts[-1] == kept
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["return xml.dom.minidom.parseString", "return (lambda: xml.dom.minidom.parseString)()"],
+)
+def test_submodules_that_code_names_are_imported(body: str) -> None:
+    """Also those that only inner code names, and those that are loaded after the first dump."""
+    sender = (
+        "import sys, xml\nfrom mpgrad.wire.code_pickles import dumps\n"
+        f"exec(compile('def parse():\\n    {body}', '<cell>', 'exec'))\n"
+        "dumps(parse)\nimport xml.dom.minidom\nsys.stdout.buffer.write(dumps(parse))"
+    )
+    data = subprocess.run([sys.executable, "-c", sender], capture_output=True, check=True).stdout
+    receiver = "import pickle, sys\nprint(pickle.loads(sys.stdin.buffer.read())().__name__)"
+    done = subprocess.run([sys.executable, "-c", receiver], input=data, capture_output=True)
+    assert done.stdout.decode().strip() == "parseString", done.stderr.decode()
