@@ -21,7 +21,7 @@ import sys
 import types
 import typing
 import weakref
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
@@ -41,9 +41,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 OF_PROCESS: dict[str, dict[str, Any]] = {}
 #: The place of the values of context variables in a section.
 _OF_CONTEXT = -1
-#: Types of which most objects are: they have no identity, or nothing but what is in them.
-_ATOMS = frozenset({type(None), bool, int, float, str})
-_CONTAINERS = frozenset({OrderedDict, defaultdict, deque, Counter})
+#: What most objects are, and need not be found among those that were sent; so are short texts.
+_ATOMS, _NAME_MAX = frozenset({type(None), bool, int, float}), 64
 
 
 class Sender:
@@ -153,8 +152,8 @@ class ByValue(CodePickler):
                 entered.__exit__(None, None, None)
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) in _CONTAINERS:
-            return NotImplemented
+        if type(obj) is OrderedDict:  # of which Modules have many
+            return OrderedDict, (), vars(obj) or None, None, iter(obj.items())
         if self._users_modules is None:
             self._users_modules = by_value(_users_modules())
             self._users_modules.__enter__()
@@ -243,7 +242,8 @@ class _Pickler(ByValue):
         self._shared = self.memo.copy()
 
     def persistent_id(self, obj: Any) -> Any:
-        if type(obj) in _ATOMS and not self._shared:
+        kind = type(obj)
+        if kind in _ATOMS or (kind is str and len(obj) < _NAME_MAX):
             return None
         if isinstance(obj, self.library.tensor_class):
             return self._sender.number_of(obj)
