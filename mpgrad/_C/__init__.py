@@ -1,6 +1,7 @@
 """The names of ``torch._C`` by which code written for PyTorch uses the engine.
 
-``mpgrad.autograd`` and ``mpgrad.autograd.graph`` have all of them for new code.
+No code that new programs need: ``mpgrad.autograd`` and ``mpgrad.autograd.graph`` have all of them.
+Begin with ``_autograd``.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import mpgrad.tensor_methods  # noqa: F401  (Tensor is complete after it)
 from mpgrad._C import _autograd as _autograd
 from mpgrad._C import _functions as _functions
-from mpgrad.autograd.running.current_graph_task import current_graph_task_execution_order
-from mpgrad.autograd.running.current_graph_task import (
+from mpgrad.autograd.running.running_backward import current_graph_task_execution_order
+from mpgrad.autograd.running.running_backward import (
     current_graph_task_id as _current_graph_task_id,
 )
-from mpgrad.autograd.running.current_graph_task import (
+from mpgrad.autograd.running.running_backward import (
     will_engine_execute_node as _will_engine_execute_node,
 )
 from mpgrad.recording.graph.executing import current_autograd_node as _current_autograd_node

@@ -17,7 +17,7 @@ from mpgrad.autograd.profiling.ranges import span
 from mpgrad.autograd.running.collector import collector_held, collector_held_for
 from mpgrad.autograd.running.deferred_interrupts import interrupts_deferred
 from mpgrad.autograd.running.hook_nodes import first_recorded_grad
-from mpgrad.autograd.running.running_backward import innermost
+from mpgrad.autograd.running.running_backward import UndoLog, innermost
 from mpgrad.ops.elementwise.arithmetic import add
 from mpgrad.ops.shapes.shape import clone
 from mpgrad.recording.graph.grad_modes import INFERENCE_MODES, enable_grad
@@ -25,7 +25,6 @@ from mpgrad.recording.tensors.accumulate_grad import begins, first_grad, grad_lo
 from mpgrad.recording.tensors.assigned_grad import OWN_DTYPE
 from mpgrad.recording.tensors.storage import VersionCounter, adopt
 from mpgrad.recording.tensors.tensor import Tensor
-from mpgrad.recording.tensors.undo_log import UndoLog
 
 #: The number of commits of this process; a change shows that there was one in between.
 _commits = 0

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from mpgrad.autograd.functions.abstract_node import AbstractNode as Node
-from mpgrad.autograd.running.current_graph_task import (
-    current_graph_task_execution_order as current_graph_task_execution_order,
-)
-from mpgrad.autograd.running.current_graph_task import (
-    current_graph_task_id as current_graph_task_id,
-)
-from mpgrad.autograd.running.current_graph_task import (
-    current_graph_task_keep_graph as current_graph_task_keep_graph,
-)
-from mpgrad.autograd.running.current_graph_task import (
-    will_engine_execute_node as will_engine_execute_node,
-)
 from mpgrad.autograd.running.multi_grad_hook import (
     register_multi_grad_hook as register_multi_grad_hook,
 )
+from mpgrad.autograd.running.running_backward import (
+    current_graph_task_execution_order as current_graph_task_execution_order,
+)
+from mpgrad.autograd.running.running_backward import (
+    current_graph_task_id as current_graph_task_id,
+)
+from mpgrad.autograd.running.running_backward import (
+    current_graph_task_keep_graph as current_graph_task_keep_graph,
+)
 from mpgrad.autograd.running.running_backward import queue_callback as queue_callback
+from mpgrad.autograd.running.running_backward import (
+    will_engine_execute_node as will_engine_execute_node,
+)
 from mpgrad.recording.dispatch.in_place import increment_version as increment_version
 from mpgrad.recording.graph.executing import current_autograd_node as current_autograd_node
 from mpgrad.recording.tensors.gradient_edge import GradientEdge as GradientEdge

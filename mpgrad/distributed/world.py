@@ -12,12 +12,15 @@ import threading
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
+
+from mpgrad.base.machine import processor_name
 from mpgrad.base.standard_streams import say
 from mpgrad.distributed.carrier.contract import HostCarrier
-from mpgrad.distributed.equal_bits import arithmetic_of_this_process
 from mpgrad.distributed.group_key import group_key
 from mpgrad.distributed.member_thread import MemberThread
 from mpgrad.distributed.rendezvous import meet
+from mpgrad.engine.blas import blas_of_arrays
 
 #: Set by the launcher, as ``torchrun`` sets it.
 RESTARTS_MAX = "TORCHELASTIC_MAX_RESTARTS"
@@ -177,3 +180,17 @@ def _of_environment(name: str) -> str:
             f"{name} expected, but not set; `mpgrad run --nproc-per-node N` sets it"
         )
     return text
+
+
+def arithmetic_of_this_process() -> tuple[tuple[str, str], ...]:
+    """What decides how the numbers of a rank round: (what, which), in the same order everywhere.
+
+    Two ranks that differ in it may have other bits.
+    """
+    blas, threads = blas_of_arrays()
+    return (
+        ("the processor", processor_name()),
+        ("the NumPy", np.__version__),
+        ("the BLAS", blas),
+        ("the number of BLAS threads", str(threads)),
+    )

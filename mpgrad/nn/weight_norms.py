@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from mpgrad.nn.forward_hooks import BeforeForward
 from mpgrad.nn.module import Module
+from mpgrad.nn.module_hooks import BeforeForward
 from mpgrad.nn.parameter import Parameter, is_uninitialized
 from mpgrad.ops.linear_algebra.matrix_products import mv
 from mpgrad.ops.linear_algebra.norms import norm, normalize

@@ -1,4 +1,4 @@
-"""ByteSource: reads a file that may lie about lengths.
+"""ByteSource: reads a file that may lie about lengths. Budget: what the file may ask for.
 
 A length that the file states allots no memory: only bytes that are there do.
 """
@@ -12,6 +12,11 @@ from typing import IO
 PIECE_BYTES = 1 << 24
 #: The longest line of a number, a name or an index, in bytes.
 SHORT_LINE_BYTES = 10_000
+#: Bytes to copy, or to go through, for each byte of the file that was read. An array of several
+#: Tensors is in the file once, and each of them gets a copy.
+TIMES_MAX = 100
+#: What every file may ask for.
+BYTES_MIN = 1 << 20
 
 
 class ByteSource:
@@ -79,3 +84,37 @@ class ByteSource:
             raise pickle.UnpicklingError("a line does not end")
         self.taken += len(line)
         return line[:-1]
+
+
+class Budget:
+    """The work and memory that one file may still ask for, by the bytes that it has.
+
+    Args:
+        source: where the file is read.
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._spent = 0
+
+    def spend(self, nbytes: int) -> None:
+        """Count bytes that are copied or gone through.
+
+        Raises:
+            pickle.UnpicklingError: they are too many.
+        """
+        self._spent += nbytes
+        self.check(self._spent)
+
+    def check(self, nbytes: int) -> None:
+        """See that one object does not ask for more than the file may.
+
+        Raises:
+            pickle.UnpicklingError: it does.
+        """
+        if nbytes > BYTES_MIN + TIMES_MAX * self._source.taken:
+            raise pickle.UnpicklingError(
+                f"Weights only load failed: the file asks for over {TIMES_MAX} times the memory or "
+                "work of its own length. If you trust the file, use "
+                "mg.load(..., weights_only=False)."
+            )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.serialization.budget import Budget
+from mpgrad.serialization.byte_source import Budget
 
 Array = np.ndarray[Any, Any]
 

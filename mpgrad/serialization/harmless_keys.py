@@ -15,7 +15,7 @@ import numpy as np
 
 from mpgrad.base.dtype import DType
 from mpgrad.recording.tensors.tensor import Tensor
-from mpgrad.serialization.budget import Budget
+from mpgrad.serialization.byte_source import Budget
 
 #: Tuples that may be inside each other, whether they are keys or not.
 DEPTH_MAX = 1000

@@ -20,8 +20,7 @@ from mpgrad.base.device import Device
 from mpgrad.base.dtype import DTYPES, DType
 from mpgrad.base.size import Size
 from mpgrad.recording.tensors.tensor import Tensor
-from mpgrad.serialization.budget import Budget
-from mpgrad.serialization.byte_source import ByteSource
+from mpgrad.serialization.byte_source import Budget, ByteSource
 from mpgrad.serialization.harmless_arrays import HarmlessArrays, checked_dtype
 from mpgrad.serialization.harmless_keys import HarmlessKeys
 from mpgrad.tensor_methods.copies import _rebuild

@@ -10,9 +10,8 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.distributed.autograd import dist_engine
-from mpgrad.distributed.autograd.contexts import Contexts
+from mpgrad.distributed.autograd.contexts import Contexts, UpstreamWalk
 from mpgrad.distributed.autograd.local_part import LocalPart
-from mpgrad.distributed.autograd.upstream_walk import UpstreamWalk
 from mpgrad.distributed.states import pass_state
 from mpgrad.distributed.states.context_state import ReleasedContexts
 from mpgrad.distributed.states.marking import AnswerHost, AskHost, Marking

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpgrad.arrays.cpu import row_copies
-from mpgrad.arrays.cpu.row_copies import ROW_BYTES_MAX, copy_rows
+from mpgrad.arrays.cpu import cpu_windows
+from mpgrad.arrays.cpu.cpu_windows import ROW_BYTES_MAX, copy_rows
 
 
 def _check(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
@@ -56,8 +56,8 @@ def test_no_rows() -> None:
 
 
 def test_items_are_kept_for_rows_up_to_the_limit_only() -> None:
-    row_copies._item.cache_clear()
+    cpu_windows._item.cache_clear()
     copy_rows(np.zeros((2, ROW_BYTES_MAX + 1), "u1"), np.zeros((2, ROW_BYTES_MAX + 1), "u1"))
-    assert row_copies._item.cache_info().currsize == 0
+    assert cpu_windows._item.cache_info().currsize == 0
     copy_rows(np.zeros((2, ROW_BYTES_MAX), "u1"), np.zeros((2, ROW_BYTES_MAX), "u1"))
-    assert row_copies._item.cache_info().currsize == 1
+    assert cpu_windows._item.cache_info().currsize == 1

@@ -24,13 +24,13 @@ from mpgrad.arrays.cpu.cpu_products import cpu_features, product
 from mpgrad.arrays.cpu.cpu_windows import (
     Array,
     Pair,
+    copy_rows,
     each_tap,
     output_length,
     pad,
     padded_zeros,
     without_padding,
 )
-from mpgrad.arrays.cpu.row_copies import copy_rows
 
 if TYPE_CHECKING:
     from mpgrad.arrays.cpu.cpu_backend import CpuBackend

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpgrad.arrays.cpu.row_copies import copy_rows
-
 if TYPE_CHECKING:
     from mpgrad.arrays.cpu.cpu_backend import CpuBackend
 
@@ -26,6 +24,8 @@ COPIED_BYTES = 2**20
 TILES_MAX = 4
 #: The number of geometries whose positions are kept.
 PLACES_MAX = 64
+#: Longer rows are copied as they are: items of that size are not faster.
+ROW_BYTES_MAX = 512
 
 
 def output_length(length: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
@@ -271,3 +271,22 @@ def _window_counts(
 
 def _lowest(dtype: np.dtype[Any]) -> Any:
     return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
+
+
+def copy_rows(target: Array, source: Array) -> None:
+    """``target[...] = source``, for arrays of one dtype and with rows of one length.
+
+    Short rows are copied as one item each: NumPy begins a loop for each row, which takes longer
+    than to copy a few elements. Rows of 16 bytes take 5 to 8 times as long as items of 16 bytes
+    (docs/profiles.md, "Layers beside PyTorch").
+    """
+    length, size = source.shape[-1], source.itemsize
+    if 1 < length <= ROW_BYTES_MAX // size and source.strides[-1] == target.strides[-1] == size:
+        item = _item(length * size)
+        target, source = target.view(item), source.view(item)
+    np.copyto(target, source)
+
+
+@functools.lru_cache(ROW_BYTES_MAX)
+def _item(nbytes: int) -> np.dtype[Any]:
+    return np.dtype((np.void, nbytes))

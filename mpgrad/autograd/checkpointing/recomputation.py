@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, TypeAlias
 
-from mpgrad.autograd.running.current_graph_task import current_graph_task_id
+from mpgrad.autograd.running.running_backward import current_graph_task_id
 from mpgrad.base.thread_state import PerThread
 from mpgrad.ops.generators import fork_rng, get_rng_state, set_rng_state
 from mpgrad.recording.graph.grad_modes import enable_grad, is_grad_enabled

@@ -8,8 +8,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpgrad.autograd.running.current_graph_task import will_engine_execute_node
-from mpgrad.autograd.running.running_backward import RunningBackward, innermost
+from mpgrad.autograd.running.running_backward import (
+    RunningBackward,
+    innermost,
+    will_engine_execute_node,
+)
 from mpgrad.recording.graph.hooks import MultiHandle, RemovableHandle
 from mpgrad.recording.graph.node import Node
 from mpgrad.recording.tensors.tensor import Tensor, gradient_edge

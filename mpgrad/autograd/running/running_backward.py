@@ -2,7 +2,8 @@
 
 Each thread knows its innermost one: an inner backward (of a hook, or of a Function) finds the outer
 one there, ``queue_callback`` finds the owner of a callback, and a failure finds the changes to
-undo.
+undo. User code asks it for its number and its Nodes: hooks and custom Functions of the client run
+on the thread that called backward.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from mpgrad.arrays.cuda.device_arrays import copied, on_host, on_its_device
 from mpgrad.autograd.running.deferred_interrupts import interrupts_deferred
 from mpgrad.base.accidental_ends import accidental_end
 from mpgrad.base.thread_state import PerThread
 from mpgrad.recording.graph.grad_modes import set_grad_enabled
+from mpgrad.recording.graph.node import Node
 from mpgrad.recording.tensors.accumulate_grad import grad_lock
 from mpgrad.recording.tensors.hooks_in_force import HOOKS
-from mpgrad.recording.tensors.undo_log import UndoLog
 
 if TYPE_CHECKING:
     from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+    from mpgrad.recording.tensors.tensor import Tensor
 
 _numbers = itertools.count()
 
@@ -189,3 +194,97 @@ def queue_callback(callback: Callable[[], Any]) -> None:
     if running is None:
         raise RuntimeError("Final callbacks can only be installed during backward pass.")
     running.queue(callback)
+
+
+class UndoLog:
+    """The earlier value of each changed ``.grad``, in the order of the changes.
+
+    A backward inside a hook adds to ``.grad`` when it ends, as in PyTorch, and a leaf with
+    post-accumulate hooks gets its gradient before the others. Both happen while the outermost
+    backward may still fail, and then no change may remain. (Additions of other threads to the same
+    ``.grad`` in between are undone, too.)
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        #: Tensor, its earlier ``.grad``, and a copy of its values (None if there was none).
+        self._entries: list[tuple[Tensor, Tensor | None, np.ndarray[Any, Any] | None]] = []
+
+    def note(self, tensor: Tensor) -> None:
+        """``tensor.grad`` is about to be replaced, or changed in place."""
+        grad = tensor._grad
+        self._entries.append((tensor, grad, None if grad is None else copied(grad._array)))
+
+    def extend(self, later: UndoLog) -> None:
+        """Take over the entries of a backward that has ended inside this one."""
+        self._entries += later._entries
+
+    def undo(self) -> None:
+        """Restore all values, the last change first."""
+        while self._entries:
+            tensor, grad, values = self._entries.pop()
+            if (
+                grad is not None
+                and values is not None
+                and on_host(grad._array).tobytes() != on_host(values).tobytes()
+            ):
+                with on_its_device(values):
+                    np.copyto(grad._array, values)
+                grad._version_counter.count()
+            tensor._grad = grad
+
+
+# ---------------------------------------------------------------------- questions of user code
+
+
+def current_graph_task_id() -> int:
+    """The number of the running backward, -1 outside."""
+    running = innermost()
+    return -1 if running is None else running.id
+
+
+def current_graph_task_keep_graph() -> bool:
+    """Whether the running backward keeps the saved tensors of its Nodes; True outside."""
+    running = innermost()
+    return running is None or running.frozen is None or running.frozen.keep_graph
+
+
+def current_graph_task_execution_order() -> list[Node]:
+    """The Nodes of the running backward in the order of the serial engine.
+
+    Workers may run independent Nodes in another order, or at once; hooks keep to this one.
+
+    Raises:
+        RuntimeError: no backward is running.
+    """
+    frozen = _executed("_current_graph_task_execution_order")
+    return list(dict.fromkeys(frozen.nodes[index].subject for index in frozen.spec.order))
+
+
+def will_engine_execute_node(node: Any) -> bool:
+    """Whether the running backward runs ``node``, or captures its gradient.
+
+    Raises:
+        RuntimeError: no backward is running; ``node`` is not a Node; or it is a leaf's Node in
+            ``grad()``, where it never runs.
+    """
+    if not isinstance(node, Node):
+        raise RuntimeError(
+            f"_will_engine_execute_node expects an grad_fn, but got {type(node).__name__}"
+        )
+    frozen = _executed("_will_engine_execute_node")
+    if frozen.only_captures(node):
+        raise RuntimeError(
+            "A leaf node was passed to _will_engine_execute_node but we are currently running "
+            "autograd.grad(). This is currently not supported."
+        )
+    return any(member.subject is node for member in frozen.nodes)
+
+
+def _executed(name: str) -> FrozenGraph:
+    """The graph that the innermost backward of this thread executes."""
+    running = innermost()
+    if running is None or running.frozen is None:
+        raise RuntimeError(f"{name} should only be called during the backward pass")
+    return running.frozen
