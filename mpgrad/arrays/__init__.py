@@ -1,5 +1,5 @@
 """Arrays and the functions on them: of the CPU (NumPy), of GPUs (CuPy), and traced ones.
 
-All three have the namespace that ``mpgrad.backends`` lists. Nothing here knows Tensors. Begin with
-``cpu/backend.py``.
+All three have the namespace that ``mpgrad.backends`` lists. Not here: Tensors and derivatives.
+Begin with ``cpu``.
 """

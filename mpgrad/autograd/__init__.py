@@ -1,4 +1,7 @@
-"""Automatic differentiation: the recorded graph and what users do with it (lazy, like mpgrad)."""
+"""Automatic differentiation: the recorded graph and what users do with it (lazy, like mpgrad).
+
+Not here: processes, and where a graph runs (see ``engine``). Begin with ``backward``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Datasets, samplers, and the loader that turns them into batches."""
+"""Datasets, samplers, and the loader that turns them into batches.
+
+Not here: the processes of the engine; a loader has its own. Begin with ``loader``.
+"""
 
 from __future__ import annotations
 

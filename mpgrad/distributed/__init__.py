@@ -1,4 +1,8 @@
-"""Programs of several processes, on one host or many, with the names of ``torch.distributed``."""
+"""Programs of several processes, on one host or many, with the names of ``torch.distributed``.
+
+Not here: what the hosts decide (``states``), and the engine inside one host. Begin with
+``process_group``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``mg.distributions``: random numbers with densities, by PyTorch's names."""
+"""``mg.distributions``: random numbers with densities, by PyTorch's names.
+
+Not here: the generators of random numbers (``ops.generators``). Begin with ``distribution``.
+"""
 
 from __future__ import annotations
 

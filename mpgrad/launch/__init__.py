@@ -1,1 +1,4 @@
-"""The command line: ``mpgrad run``, ``mpgrad top``, ``mpgrad doctor``."""
+"""The command line: ``mpgrad run``, ``mpgrad top``, ``mpgrad doctor``.
+
+Not here: what the commands do to a program: each has its own module elsewhere. Begin with ``cli``.
+"""

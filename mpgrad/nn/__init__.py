@@ -1,4 +1,7 @@
-"""Neural networks: Module, layers and losses, with PyTorch's names."""
+"""Neural networks: Module, layers and losses, with PyTorch's names.
+
+Not here: the operators that layers consist of (``ops.neural``). Begin with ``module``.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,5 @@
-"""The operators: each forward and its derivative formulas, family by family."""
+"""The operators: each forward and its derivative formulas, family by family.
+
+Not here: how an operator is called and recorded (``recording.dispatch``), and arrays. Begin with
+``catalogue``.
+"""

@@ -1,4 +1,7 @@
-"""Optimizers: they update parameters in place from their ``.grad``."""
+"""Optimizers: they update parameters in place from their ``.grad``.
+
+Not here: anything that is recorded: a step has no derivative. Begin with ``optimizer``.
+"""
 
 from __future__ import annotations
 

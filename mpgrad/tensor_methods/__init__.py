@@ -1,4 +1,7 @@
-"""The methods of Tensor that need the operators; importing this attaches them."""
+"""The methods of Tensor that need the operators; importing this attaches them.
+
+Not here: operators and formulas (``ops``). Begin with ``attach``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``mg.utils``: PyTorch's names of ``mpgrad.autograd.checkpointing`` and ``mpgrad.data``."""
+"""``mg.utils``: PyTorch's names of ``mpgrad.autograd.checkpointing`` and ``mpgrad.data``.
+
+No code is in it but names. Begin with ``checkpoint``.
+"""
 
 from __future__ import annotations
 

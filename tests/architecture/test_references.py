@@ -16,6 +16,10 @@ DOTTED = re.compile(r"``(?:mpgrad\.)?([a-z_]\w*(?:\.\w+)+)(?:\(\))?``|``mpgrad\.
 FOLDERS = {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"torch"}
 
 
+#: In the docstring of a folder, the part of it that comes first for a reader.
+BEGIN = re.compile(r"Begin\s+with\s+``([\w.]+)``")
+
+
 def words_of(file: str) -> str:
     """The docstrings and comments of ``file``."""
     tokens = tokenize.generate_tokens(io.StringIO((PACKAGE / file).read_text()).readline)
@@ -50,6 +54,15 @@ def test_modules_that_words_name_are_there() -> None:
         or (public and not is_there(public) and not hasattr(mpgrad, public))
     ]
     assert missing == []
+
+
+def test_parts_of_folders_with_which_to_begin_are_there() -> None:
+    folders = [file for file in files() if file.endswith("__init__.py")]
+    begins = [(PACKAGE / file, name) for file in folders for name in BEGIN.findall(words_of(file))]
+    assert len(begins) > 50
+    for file, name in begins:
+        part = file.parent.joinpath(*name.split("."))
+        assert part.is_dir() or part.with_suffix(".py").exists(), f"{file}: {name}"
 
 
 def test_modules_that_the_type_checker_is_strict_with_are_there() -> None:

@@ -1,1 +1,4 @@
-"""The parts of ``Function``: its ctx, its Node, and the outputs of its forward."""
+"""The parts of ``Function``: its ctx, its Node, and the outputs of its forward.
+
+Not here: which Functions workers may run (see ``calls.functions``). Begin with ``function_node``.
+"""

@@ -1,4 +1,7 @@
-"""Graphs that span hosts, with the names of ``torch.distributed.autograd``."""
+"""Graphs that span hosts, with the names of ``torch.distributed.autograd``.
+
+Not here: what the hosts decide (``distributed.states``). Begin with ``dist_engine``.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""How messages go between hosts: their frames, and the contract of a carrier."""
+"""How messages go between hosts: their frames, and the contract of a carrier.
+
+Not here: what the messages mean to anybody. Begin with ``contract``.
+"""

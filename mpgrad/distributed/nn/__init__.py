@@ -1,4 +1,7 @@
-"""Modules that live on another host, with the name of ``torch.distributed.nn``."""
+"""Modules that live on another host, with the name of ``torch.distributed.nn``.
+
+Not here: calls of other functions (``distributed.rpc``). Begin with ``remote_module``.
+"""
 
 from __future__ import annotations
 

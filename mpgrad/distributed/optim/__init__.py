@@ -1,4 +1,8 @@
-"""Optimizers for parameters of several hosts, with the names of ``torch.distributed.optim``."""
+"""Optimizers for parameters of several hosts, with the names of ``torch.distributed.optim``.
+
+Not here: the rules of a step, which are those of ``mpgrad.optim``. Begin with
+``distributed_optimizer``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Functions of one host that others call, with the names of ``torch.distributed.rpc``."""
+"""Functions of one host that others call, with the names of ``torch.distributed.rpc``.
+
+Not here: graphs that span hosts (``distributed.autograd``). Begin with ``remote_calls``.
+"""
 
 from __future__ import annotations
 

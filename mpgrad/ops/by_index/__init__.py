@@ -1,1 +1,4 @@
-"""Operators with an index or a mask: picking, overwriting and scattering elements."""
+"""Operators with an index or a mask: picking, overwriting and scattering elements.
+
+Not here: views and shapes (``ops.shapes``). Begin with ``indexing``.
+"""

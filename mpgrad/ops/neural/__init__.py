@@ -1,1 +1,4 @@
-"""Operators of neural networks: activations, convolution, pooling, normalization, losses."""
+"""Operators of neural networks: activations, convolution, pooling, normalization, losses.
+
+Not here: Modules and parameters (``mpgrad.nn``). Begin with ``activation``.
+"""

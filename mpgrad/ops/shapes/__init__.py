@@ -1,1 +1,4 @@
-"""Operators that put elements in other places: shapes, tiles, windows, joined tensors."""
+"""Operators that put elements in other places: shapes, tiles, windows, joined tensors.
+
+Not here: elements by index or mask (``ops.by_index``). Begin with ``shape``.
+"""

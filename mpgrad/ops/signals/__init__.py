@@ -1,1 +1,4 @@
-"""Operators on signals: Fourier transforms and windows."""
+"""Operators on signals: Fourier transforms and windows.
+
+Not here: convolutions (``ops.neural``). Begin with ``fourier``.
+"""

@@ -1,4 +1,7 @@
-"""Learning rate schedulers: each ``step()`` sets the learning rates of an optimizer."""
+"""Learning rate schedulers: each ``step()`` sets the learning rates of an optimizer.
+
+Not here: the steps of parameters. Begin with ``scheduler``.
+"""
 
 from __future__ import annotations
 

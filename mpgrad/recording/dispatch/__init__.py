@@ -1,1 +1,4 @@
-"""Calls of operators: the backend, the forward, the Node."""
+"""Calls of operators: the backend, the forward, the Node.
+
+Not here: the operators themselves (``ops``). Begin with ``operator_call``.
+"""

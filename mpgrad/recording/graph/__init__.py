@@ -1,1 +1,4 @@
-"""The parts of a recorded graph: operators, Nodes, hooks, modes. It knows no Tensor."""
+"""The parts of a recorded graph: operators, Nodes, hooks, modes.
+
+It knows no Tensor. Begin with ``node``.
+"""

@@ -1,6 +1,7 @@
 """``import torch`` in a process that multiprocessing has started in a program for PyTorch.
 
-Such a process gets its parent's ``sys.path``, and imports the program before anything else.
+Such a process gets its parent's ``sys.path``, and imports the program before anything else. Not
+here: any name of PyTorch.
 """
 
 from __future__ import annotations
