@@ -13,6 +13,8 @@ from mpgrad.ops.neural.volumes import Triple
 from mpgrad.recording.tensors.tensor import Tensor
 
 _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
+#: What the windows are given by, the last one for transposed convolutions only.
+_WINDOWS = ("kernel_size", "stride", "padding", "dilation", "output_padding")
 
 
 class _Convolution(Weighted):
@@ -27,6 +29,7 @@ class _Convolution(Weighted):
     """
 
     _dims: int
+    _is_transposed = False
     kernel_size: Any
     stride: Any
     padding: Any
@@ -36,13 +39,15 @@ class _Convolution(Weighted):
     def _prepare(
         self,
         channels: tuple[int, int],
-        windows: dict[str, Any],
+        windows: tuple[Any, ...],
         groups: int,
         bias: bool,
         padding_mode: str,
-        transposed: bool = False,
         **made: Any,
     ) -> None:
+        if self._is_transposed and padding_mode != "zeros":
+            kind = f"ConvTranspose{self._dims}d"
+            raise ValueError(f'Only "zeros" padding mode is supported for {kind}')
         for name, count in zip(("in_channels", "out_channels"), channels, strict=True):
             if groups < 1 or count % groups:
                 raise ValueError(f"{name} must be divisible by groups, got {count} and {groups}")
@@ -51,19 +56,20 @@ class _Convolution(Weighted):
                 f"padding_mode must be one of {set(_PADDING_MODES)}, but got "
                 f"padding_mode={padding_mode!r}"
             )
-        padding = windows.get("padding")
+        _, stride, padding, *_ = windows
         if isinstance(padding, str):
             if padding not in ("same", "valid"):
                 raise ValueError(
                     f"Invalid padding string {padding!r}, should be one of ['valid', 'same']"
                 )
-            if padding == "same" and any(step != 1 for step in self._lengths(windows["stride"])):
+            if padding == "same" and any(step != 1 for step in self._lengths(stride)):
                 raise ValueError("padding='same' is not supported for strided convolutions")
         self.in_channels, self.out_channels = channels
-        for name, value in windows.items():
+        for name, value in zip(_WINDOWS, windows, strict=False):
             setattr(self, name, value if isinstance(value, str) else self._lengths(value))
-        self.transposed, self.groups, self.padding_mode = transposed, groups, padding_mode
-        first, second = channels[::-1] if not transposed else channels
+        self.transposed, self.groups = self._is_transposed, groups
+        self.padding_mode = padding_mode
+        first, second = channels if self.transposed else channels[::-1]
         shape = (first, second // groups, *self.kernel_size)
         self._make_parameters(shape, bias, channels[1], **made)
 
@@ -125,13 +131,7 @@ class Conv1d(_Convolution):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        windows = {
-            "kernel_size": kernel_size,
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-        }
-        channels = (in_channels, out_channels)
+        channels, windows = (in_channels, out_channels), (kernel_size, stride, padding, dilation)
         self._prepare(channels, windows, groups, bias, padding_mode, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -161,13 +161,7 @@ class Conv2d(_Convolution):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        windows = {
-            "kernel_size": kernel_size,
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-        }
-        channels = (in_channels, out_channels)
+        channels, windows = (in_channels, out_channels), (kernel_size, stride, padding, dilation)
         self._prepare(channels, windows, groups, bias, padding_mode, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -197,13 +191,7 @@ class Conv3d(_Convolution):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        windows = {
-            "kernel_size": kernel_size,
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-        }
-        channels = (in_channels, out_channels)
+        channels, windows = (in_channels, out_channels), (kernel_size, stride, padding, dilation)
         self._prepare(channels, windows, groups, bias, padding_mode, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -215,6 +203,8 @@ class Conv3d(_Convolution):
 
 class _Transposed(_Convolution):
     """The gradient of a convolution for its input, as a layer."""
+
+    _is_transposed = True
 
     def _output_padding(self, input: Tensor, output_size: Sequence[int] | None) -> Any:
         """``output_padding``, or the one that gives ``output_size``.
@@ -267,17 +257,9 @@ class ConvTranspose1d(_Transposed):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        if padding_mode != "zeros":
-            raise ValueError('Only "zeros" padding mode is supported for ConvTranspose1d')
-        windows = {
-            "kernel_size": kernel_size,
-            "stride": stride,
-            "padding": padding,
-            "output_padding": output_padding,
-            "dilation": dilation,
-        }
-        channels, made = (in_channels, out_channels), {"device": device, "dtype": dtype}
-        self._prepare(channels, windows, groups, bias, padding_mode, transposed=True, **made)
+        channels = in_channels, out_channels
+        windows = kernel_size, stride, padding, dilation, output_padding
+        self._prepare(channels, windows, groups, bias, padding_mode, device=device, dtype=dtype)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """(batch, in_channels, length) -> (batch, out_channels, length')."""
@@ -307,17 +289,9 @@ class ConvTranspose2d(_Transposed):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        if padding_mode != "zeros":
-            raise ValueError('Only "zeros" padding mode is supported for ConvTranspose2d')
-        windows = {
-            "kernel_size": kernel_size,
-            "stride": stride,
-            "padding": padding,
-            "output_padding": output_padding,
-            "dilation": dilation,
-        }
-        channels, made = (in_channels, out_channels), {"device": device, "dtype": dtype}
-        self._prepare(channels, windows, groups, bias, padding_mode, transposed=True, **made)
+        channels = in_channels, out_channels
+        windows = kernel_size, stride, padding, dilation, output_padding
+        self._prepare(channels, windows, groups, bias, padding_mode, device=device, dtype=dtype)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """(batch, in_channels, height, width) -> (batch, out_channels, height', width')."""
@@ -347,17 +321,9 @@ class ConvTranspose3d(_Transposed):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        if padding_mode != "zeros":
-            raise ValueError('Only "zeros" padding mode is supported for ConvTranspose3d')
-        windows = {
-            "kernel_size": kernel_size,
-            "stride": stride,
-            "padding": padding,
-            "output_padding": output_padding,
-            "dilation": dilation,
-        }
-        channels, made = (in_channels, out_channels), {"device": device, "dtype": dtype}
-        self._prepare(channels, windows, groups, bias, padding_mode, transposed=True, **made)
+        channels = in_channels, out_channels
+        windows = kernel_size, stride, padding, dilation, output_padding
+        self._prepare(channels, windows, groups, bias, padding_mode, device=device, dtype=dtype)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """(batch, in_channels, depth, height, width) -> (batch, out_channels, depth', ...)."""
