@@ -27,7 +27,7 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.chunks import in_chunks
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.plan_tables import NodeTaskSpec, OutputSpec, Plan
-from mpgrad.wire.codec import encode
+from mpgrad.wire.schema import encode
 from simulation.branches import CallerBranches, plan_of_map
 from simulation.calling_thread import CallingThread
 from simulation.expectations import INTERRUPTED, require

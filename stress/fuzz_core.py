@@ -34,8 +34,8 @@ from mpgrad.shm.free_list import FreeList
 from mpgrad.shm.segment import Segment
 from mpgrad.shm.status_board import StatusBoard
 from mpgrad.wire import schema
-from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.endpoint import Endpoint
+from mpgrad.wire.schema import decode, encode
 from mpgrad.wire.setup import CoordinatorSetup
 from mpgrad.wire.transport import CLIENT, WORKER_LANES
 from simulation.transport import MemoryDealer, MemoryRouter

@@ -40,8 +40,7 @@ from mpgrad.shm.backing import Backing
 from mpgrad.shm.free_list import FreeList
 from mpgrad.shm.mapped_arena import ForeignArena
 from mpgrad.shm.segment import Segment
-from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.schema import TO_WORKER
+from mpgrad.wire.schema import TO_WORKER, decode, encode
 from mpgrad.workers.task import TaskRunner
 from mpgrad.workers.worker_memory import WorkerMemory
 from stress.fuzz_core import Tally
@@ -79,12 +78,12 @@ class WorkerStage:
         # Without fusion, many gradients go through blocks.
         is_fused = self._chance.random() < 0.5
         prepared = PreparedGraph(frozen.spec, plan(frozen.spec, workers=2, fuse=is_fused))
-        handover = GraphSubmission(frozen, prepared, {})
+        submission = GraphSubmission(frozen, prepared, {})
         placed = Placed(frozen, {}, {}, {})
-        client = ClientWorker(placed, prepared, handover, self._arena, contextlib.nullcontext, 1)
+        client = ClientWorker(placed, prepared, submission, self._arena, contextlib.nullcontext, 1)
         ahead = client.run_ahead()
         self._graphs += 1
-        messages = [*handover.messages(SESSION, self._graphs, 0, 2, ahead)]
+        messages = [*submission.messages(SESSION, self._graphs, 0, 2, ahead)]
         return self._play(messages, frozen, leaf, attack=attack)
 
     def _play(

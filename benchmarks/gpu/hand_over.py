@@ -40,7 +40,7 @@ def main() -> None:
     for number in range(ROUNDS):
         array *= 1.0  # work that the reader's stream has to wait for
         started = time.perf_counter()
-        event = memory.begin_handover(link)
+        event = memory.begin_submission(link)
         handle = memory.handle(array, link, event)
         pickle.dump(handle, child.stdin)
         child.stdin.flush()
@@ -48,7 +48,7 @@ def main() -> None:
         if isinstance(reply, str):
             raise SystemExit(f"CUDA IPC does not work here: {reply}")
         arrived, total = reply
-        memory.end_handover(event)
+        memory.end_submission(event)
         took.append(arrived - started)
         if total != elements:
             raise SystemExit(f"round {number}: {total} of {elements} ones arrived")

@@ -28,8 +28,8 @@ from mpgrad.scheduler.instructions import DispatchNodeTask
 from mpgrad.scheduler.plan import plan
 from mpgrad.shm.arena import client_arena
 from mpgrad.shm.segment import Segment
-from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.endpoint import Endpoint
+from mpgrad.wire.schema import decode, encode
 from mpgrad.wire.transport import TASK, Router
 from mpgrad.workers.task import TaskRunner
 from mpgrad.workers.worker_memory import WorkerMemory

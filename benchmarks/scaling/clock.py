@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.scaling.costs import Costs
-from mpgrad.wire.codec import decode
+from mpgrad.wire.schema import decode
 from mpgrad.wire.transport import Received
 from simulation.transport import MemoryDealer, MemoryRouter
 from simulation.virtual_time import VirtualTime

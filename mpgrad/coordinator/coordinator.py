@@ -17,9 +17,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from mpgrad.base.standard_streams import say
-from mpgrad.coordinator.start_watch import StartWatch
 from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
-from mpgrad.coordinator.watchdog import Deadlines, Watchdog
+from mpgrad.coordinator.watchdog import Deadlines, StartWatch, Watchdog
 from mpgrad.errors import InvariantViolated, ProtocolError, TablesCorrupt
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
@@ -28,7 +27,7 @@ from mpgrad.scheduler.lease_table import BlockAllocator
 from mpgrad.shm.free_list import FreeListStatistics
 from mpgrad.shm.status_board import BoardFigures, QueueFigures
 from mpgrad.wire import schema
-from mpgrad.wire.codec import decode, encode
+from mpgrad.wire.schema import decode, encode
 from mpgrad.wire.setup import CoordinatorSetup
 from mpgrad.wire.transport import CLIENT, CONTROL, TASK, URGENT, WORKER_LANES, Arrival, Router
 

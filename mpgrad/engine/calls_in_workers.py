@@ -20,10 +20,9 @@ from mpgrad.calls.call import BranchCall, Derivative, items_in_order
 from mpgrad.calls.initializing import Initializer
 from mpgrad.calls.packing import derivative_rule_of, rule_of
 from mpgrad.engine.failure import error_of_calls
-from mpgrad.engine.graph_numbers import next_graph_number
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.progress_display import progress_shown
-from mpgrad.engine.session import Session
+from mpgrad.engine.session import Session, next_graph_number
 from mpgrad.engine.session_pool import SessionPool
 from mpgrad.errors import InvariantViolated, MpgradError, ProtocolError
 from mpgrad.recording.graph.node import InputMetadata

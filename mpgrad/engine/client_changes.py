@@ -25,7 +25,7 @@ from mpgrad.wire.captured_state import capture_state, name_of_change
 class StaleSaved:
     """The saved tensors of one graph's Nodes on workers, by their memory.
 
-    Their versions are checked at the hand-over. If a hook changes one of them later, the backward
+    Their versions are checked at the submission. If a hook changes one of them later, the backward
     must fail as it does in the serial engine, if a Node that comes after the hook has saved it. If
     the Node comes before the hook, the serial engine would be right. Here a worker may not have
     read the old values yet, and an error is better than a wrong gradient.

@@ -1,4 +1,4 @@
-"""compiled_graph(): a graph that comes again as straight-line source, which ``local`` runs.
+"""compiled_graph(): a cached graph as straight-line source, which ``local`` runs.
 
 Nothing is walked, looked up or dispatched in a step: each rule's formula stands in its place (small
 ones as calls of NumPy: :mod:`mpgrad.engine.lowered_formulas`), a sum is an addition where its next
@@ -21,7 +21,7 @@ from mpgrad.autograd.functions.call_sites import call_in_words
 from mpgrad.autograd.running.validate_outputs import add_notes
 from mpgrad.base.generated_code import compiled, forget
 from mpgrad.engine.graph_source import GraphSource
-from mpgrad.engine.node_rules import FormRules
+from mpgrad.engine.node_rules import SignatureRules
 from mpgrad.errors import add_note
 
 #: Nodes of a graph that is compiled at most: source takes memory and time for each of them.
@@ -33,7 +33,7 @@ KEPT_NODES_MAX = 20_000
 def compiled_graph(frozen: FrozenGraph) -> Compiled | str:
     """What runs graphs with these tables, or why there is no such thing."""
     if len(frozen.nodes) > NODES_MAX:
-        return f"it has more than {NODES_MAX} Nodes (each form of Node has source of its own)"
+        return f"it has more than {NODES_MAX} Nodes (each signature of Node has source of its own)"
     return Compiled(frozen) if any(frozen.runs) else "no Node runs"
 
 
@@ -96,7 +96,7 @@ class Compiled:
     """
 
     def __init__(self, frozen: FrozenGraph) -> None:
-        shared = FormRules(frozen, comes_again=True).all()
+        shared = SignatureRules(frozen, is_cached=True).all()
         source = GraphSource(frozen, shared)
         text = "\n".join(source.lines) + "\n"
         rules = {rule.source: None for rule in shared if rule is not None}

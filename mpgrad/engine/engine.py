@@ -242,7 +242,7 @@ class Engine:
 
         Args:
             tensor: the root.
-            source: also show the source that ``local`` runs for a graph that comes again.
+            source: also show the source that ``local`` runs for a cached graph.
 
         Raises:
             RuntimeError: ``tensor`` does not require grad.

@@ -124,19 +124,19 @@ class GraphSource:
     def misfits(self) -> list[str]:
         """What must not be true of the Nodes, each an expression."""
         called = {at for _, ats in self._called.values() for at in ats}
-        looks = {
+        infos = {
             at: node.input_info
             for at, node in enumerate(self._frozen.nodes)
             if isinstance(node, OperatorNode) and self._frozen.runs[at] and at not in called
         }
         checks = []
-        # What the inputs of forward looked like: the tables do not say it.
-        if len(looks) == 1:
-            ((at, self.known["look"]),) = looks.items()
-            checks.append(f"n{at}.input_info is not look and n{at}.input_info != look")
-        elif looks:
-            self.known["looks"] = list(looks.values())
-            checks.append(f"[{', '.join([f'n{at}.input_info' for at in looks])}] != looks")
+        # The metadata of the inputs of forward: the tables do not say it.
+        if len(infos) == 1:
+            ((at, self.known["info"]),) = infos.items()
+            checks.append(f"n{at}.input_info is not info and n{at}.input_info != info")
+        elif infos:
+            self.known["infos"] = list(infos.values())
+            checks.append(f"[{', '.join([f'n{at}.input_info' for at in infos])}] != infos")
         for number, (_, ats) in enumerate(self._called.values()):
             checks.append(f"not fits{number}([{', '.join([f'n{at}' for at in ats])}])")
         return checks + [f"not ({check})" for check in self.formulas.checks]
@@ -340,22 +340,22 @@ class GraphSource:
             for result, meta in zip(results, expected, strict=True)
         ]
         if len(made) - made.count(None) > CHECKED_EACH_MAX:
-            self.known[f"forms{self._at}"] = made
-            call = f"checked({node.name()!r}, {call}, forms{self._at}, xp)"
+            self.known[f"expected{self._at}"] = made
+            call = f"checked({node.name()!r}, {call}, expected{self._at}, xp)"
         self._write(f"{unpacked} = {call}")
         return results
 
     def _write_check(self, name: str, nr: int, result: str, meta: InputMetadata | None) -> None:
         """What ``validate_output`` would change is seen in one line."""
         assert meta is not None
-        form = f"form{self._at}_{nr}"
-        self.known[form] = meta
+        expected = f"expected{self._at}_{nr}"
+        self.known[expected] = meta
         asked = f"{result} is not None and not" if result in self._optional else "not"
         self._write(
             f"if {asked} (type({result}) is ndarray and {result}.shape == {meta.shape} and "
             f"{result}.dtype is {self._dtype(meta)} and {result}.flags.c_contiguous):"
         )
-        self._write(f"    {result} = validated({name!r}, {nr}, {result}, {form}, xp)")
+        self._write(f"    {result} = validated({name!r}, {nr}, {result}, {expected}, xp)")
 
     def _write_formula(
         self, node: OperatorNode, nr: int, grad: str, name: str, expected: InputMetadata | None

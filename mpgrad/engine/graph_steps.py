@@ -1,8 +1,8 @@
 """GraphSteps: the Nodes of a graph as steps of the one loop over Nodes, for ``local``.
 
 What the tables of the graph decide is looked up here: which rule a Node has, and where its
-gradients flow. In a large graph the Nodes of one form share a function
-(:mod:`mpgrad.engine.node_rules`), and if it comes again, all is looked up once.
+gradients flow. In a large graph the Nodes of one signature share a function
+(:mod:`mpgrad.engine.node_rules`), and if it is cached, all is looked up once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from mpgrad.autograd.running.node_loop import (
     Step,
 )
 from mpgrad.engine.graph_source import SharedRule
-from mpgrad.engine.node_rules import FormRules
+from mpgrad.engine.node_rules import SignatureRules
 from mpgrad.recording.graph.anomaly import mode as anomaly
 from mpgrad.recording.graph.node import InputMetadata
 from mpgrad.wire.programs import passes_on_alone
 
-#: ``rule_of(node, expected)``: the function of a Node's form; None if it has none.
+#: ``rule_of(node, expected)``: the function of a Node's signature; None if it has none.
 RuleOf: TypeAlias = Callable[[int, Sequence[InputMetadata | None]], SharedRule | None]
 
 
@@ -40,27 +40,27 @@ class GraphSteps:
 
     Args:
         frozen: the graph.
-        has_forms: whether Nodes of one form share a function.
-        comes_again: whether the steps with such functions are kept for later graphs.
+        shares_rules: whether Nodes of one signature share a function.
+        is_cached: whether the steps with such functions are kept for later graphs.
     """
 
     def __init__(
-        self, frozen: FrozenGraph, *, has_forms: bool = False, comes_again: bool = False
+        self, frozen: FrozenGraph, *, shares_rules: bool = False, is_cached: bool = False
     ) -> None:
         widths = [len(node.input_metadata) for node in frozen.nodes]
         #: For each Node the slot of its first input. Most graphs need no list of them.
         self.first: Sequence[int] = range(len(widths) + 1)
         if max(widths, default=0) > 1:
             self.first = list(accumulate(widths, initial=0))
-        self._has_forms = has_forms
+        self._shares_rules = shares_rules
         self._kept: list[Step] | None = None
         #: By Node, the rules of these steps.
         self._rules: dict[int, SharedRule] = {}
-        if comes_again:
+        if is_cached:
             self._keep(frozen)
 
     def _keep(self, frozen: FrozenGraph) -> None:
-        rules = FormRules(frozen, comes_again=True)
+        rules = SignatureRules(frozen, is_cached=True)
 
         def rule_of(at: int, expected: Sequence[InputMetadata | None]) -> SharedRule | None:
             rule = rules.of(at, expected)
@@ -68,7 +68,7 @@ class GraphSteps:
                 self._rules[at] = rule
             return rule
 
-        self._kept = [*self._by_form(frozen, rule_of)]
+        self._kept = [*self._by_signature(frozen, rule_of)]
         alike: dict[int, list[int]] = {}
         for at, rule in self._rules.items():
             alike.setdefault(id(rule), []).append(at)
@@ -79,13 +79,13 @@ class GraphSteps:
 
         A Node without a function is looked up when its turn comes: user code may change it.
         """
-        if not self._has_forms:
+        if not self._shares_rules:
             return self._by_rule(frozen)
         if self._kept is not None and not has_only_operators(frozen):
             return self._one_by_one(frozen, self._kept)
         if self._kept is not None and self._fits(frozen):
             return self._kept
-        return self._by_form(frozen, FormRules(frozen, comes_again=False).of)
+        return self._by_signature(frozen, SignatureRules(frozen, is_cached=False).of)
 
     def step(self, frozen: FrozenGraph, at: int, captures: Sequence[tuple[int, int]] = ()) -> Step:
         """A Node that runs by its rule."""
@@ -125,8 +125,8 @@ class GraphSteps:
             if runs[at]:
                 yield self.step(frozen, at, captures.get(at, ()))
 
-    def _by_form(self, frozen: FrozenGraph, rule_of: RuleOf) -> Iterator[Step]:
-        """The same, by the functions of Nodes' forms."""
+    def _by_signature(self, frozen: FrozenGraph, rule_of: RuleOf) -> Iterator[Step]:
+        """The same, by the functions of Nodes' signatures."""
         nodes, specs, runs, first = frozen.nodes, frozen.spec.nodes, frozen.runs, self.first
         captures = _captures_of(frozen)
         for at in frozen.spec.order:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from mpgrad.arrays.cuda.device_arrays import is_array
-from mpgrad.arrays.cuda.device_handover import DeviceHandover
+from mpgrad.arrays.cuda.device_submission import DeviceSubmission
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import (
@@ -75,7 +75,7 @@ DESCRIPTIONS_MAX = 1024
 
 
 class GraphSubmission(PackedArrays):
-    """The hand-over of one GraphTask.
+    """The submission of one GraphTask.
 
     Args:
         frozen: the graph.
@@ -117,7 +117,7 @@ class GraphSubmission(PackedArrays):
         """Hand the graph over to the workers of ``coordinator``."""
         self.engine_arena = coordinator.arena
         if coordinator.devices is not None:
-            self.devices = DeviceHandover(coordinator.devices)
+            self.devices = DeviceSubmission(coordinator.devices)
 
     # ------------------------------------------------------------------ messages
 

@@ -1,4 +1,4 @@
-"""run_in_workers(): one backward in workers: hand over, submit, wait, open the results."""
+"""run_in_workers(): one backward in workers: serialize, submit, wait, open the results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from mpgrad.engine.calls_in_workers import note_processes
 from mpgrad.engine.client_worker import ClientWorker
 from mpgrad.engine.engine_statistics import Counters
 from mpgrad.engine.failure import cause_of
-from mpgrad.engine.graph_numbers import next_graph_number
 from mpgrad.engine.graph_submission import GraphSubmission, RunOwn
 from mpgrad.engine.learning import learn, teach, that_ran
 from mpgrad.engine.options import EngineOptions
@@ -39,7 +38,7 @@ from mpgrad.engine.placement import Placed
 from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.engine.progress_display import progress_shown
 from mpgrad.engine.raised_on_worker import RaisedOnWorker, is_guess, without_second_run
-from mpgrad.engine.session import Outcome, Session
+from mpgrad.engine.session import Outcome, Session, next_graph_number
 from mpgrad.engine.session_pool import SessionPool
 from mpgrad.engine.spot_checks import SpotChecks
 from mpgrad.errors import CoordinatorLost, ProtocolError
@@ -83,7 +82,7 @@ def run_in_workers(
         Exception: the exception of a rule or hook, unchanged.
         ResultsDiffer: a Function that ran again gave another gradient.
         RaisedOnWorker: a Function did; nothing has changed here, so that the graph can run again.
-        SavedTensorsUnreadable: some Node's saved tensors cannot be handed over.
+        SavedTensorsUnreadable: some Node's saved tensors cannot be serialized.
         WorkerLost, CoordinatorLost, SharedMemoryExhausted, EngineClosed: see ``mpgrad.errors``.
     """
     frozen, planned = placed.frozen, graph.plan
@@ -312,7 +311,7 @@ class _Profiled:
     def __init__(self, recording: Recording, session: Session, planned: Plan) -> None:
         self._recording, self._planned, self._began = recording, planned, perf_counter()
         self._run = current_run()
-        #: The end of the hand-over, then that of the local share.
+        #: The end of the submission, then that of the local share.
         self._waits_from: float | None = None
         note_processes(recording, session)
         if self._run is not None:
@@ -331,7 +330,7 @@ class _Profiled:
         self._note_submission()
 
     def watching(self, run_own: RunOwn) -> RunOwn:
-        """``run_own``; it is no part of the hand-over, nor of the waiting behind it."""
+        """``run_own``; it is no part of the submission, nor of the waiting behind it."""
 
         def run() -> Any:
             self._note_submission()

@@ -1,7 +1,7 @@
 """run_local(): a backward in this process and on this thread. It is the reference for workers.
 
 It is a loop over the Nodes in the order of the serial engine: sum the inputs, call the rule, pass
-the results on. For a graph that comes again, the loop is written out as source
+the results on. For a cached graph, the loop is written out as source
 (:mod:`mpgrad.engine.compiled`).
 """
 
@@ -13,8 +13,8 @@ from time import perf_counter
 from typing import Any
 
 from mpgrad.arrays.cuda.device_arrays import CUDA
+from mpgrad.autograd.freezing.cached_graphs import Remembered
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, Rest, rest_of
-from mpgrad.autograd.freezing.recurring_graphs import Remembered
 from mpgrad.autograd.functions.call_sites import call_in_words
 from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.profiling.ranges import RUNNING, current_run
@@ -40,7 +40,7 @@ def run_local(frozen: FrozenGraph, *, teaches: bool = True) -> list[tuple[Any, b
 
     Args:
         frozen: the graph.
-        teaches: whether the cost model learns from graphs that come again, too.
+        teaches: whether the cost model learns from cached graphs, too.
 
     Returns:
         For each capture its array (None if undefined), and whether nobody else holds it.
@@ -199,16 +199,16 @@ def _run_in_order(
 
 
 def _steps_of(frozen: FrozenGraph, xp: Any) -> GraphSteps:
-    """The steps of a graph; those of a large one share functions, which are kept if it comes
-    again."""
+    """The steps of a graph; those of a large one share functions, which are kept if it is
+    cached."""
     is_large = len(frozen.nodes) > compiled.NODES_MAX
     if not is_large or xp is not cpu or anomaly.enabled or CUDA.in_use:
         return GraphSteps(frozen)
     known = frozen.remembered
     if known is None or known.uses < COMPILED_FROM_USE:
-        return GraphSteps(frozen, has_forms=True)
+        return GraphSteps(frozen, shares_rules=True)
     if known.steps is None:
-        known.steps = GraphSteps(frozen, has_forms=True, comes_again=True)
+        known.steps = GraphSteps(frozen, shares_rules=True, is_cached=True)
     return known.steps  # type: ignore[no-any-return]
 
 

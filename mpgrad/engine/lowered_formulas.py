@@ -64,7 +64,7 @@ class LoweredFormulas:
         self._known, self._count = known, 0
         self.checks: dict[str, None] = {}
         self.are_behind_user_code = False
-        known.update(same=same, looks_like=looks_like, nothing=looks_like)
+        known.update(same=same, has_signature=has_signature, nothing=has_signature)
 
     def lines(
         self, node: OperatorNode, at: int, position: int, grad: str, result: InputMetadata
@@ -76,20 +76,20 @@ class LoweredFormulas:
             at: its name is this number behind an n.
             position: of the input that the gradient is for.
             grad: the name of the gradient that flows in.
-            result: what the gradient of the input must look like.
+            result: what the gradient of the input must be.
         """
         meta = node.input_metadata[0]
         if max(meta.nbytes, result.nbytes) >= LARGE_BYTES or meta.dtype.char not in "fd":
             return None
-        checks, looks, texts = dict[str, None](), list[Any](), list[str]()
+        checks, signatures, texts = dict[str, None](), list[Any](), list[str]()
         try:
             for name in node.operator.asked_by(position):
-                look, text = self._operand(node, at, name, grad, checks)
-                looks.append(look)
+                signature, text = self._operand(node, at, name, grad, checks)
+                signatures.append(signature)
                 texts.append(text)
         except (Unreadable, RuntimeError):  # where it matters it is raised again, in a run
             return None
-        found = _written_out(node.operator, position, tuple(looks))
+        found = _written_out(node.operator, position, tuple(signatures))
         if found is None:
             return None
         self.checks.update(checks)
@@ -126,7 +126,7 @@ class LoweredFormulas:
     def _operand(
         self, node: OperatorNode, at: int, name: str, grad: str, checks: dict[str, None]
     ) -> tuple[Any, str]:
-        """What something that a formula asks for looks like, and what reads it."""
+        """The signature of what a formula asks for, and what reads it."""
         if name == "grad":
             meta = node.input_metadata[0]
             return _Array(meta.shape, meta.dtype, ()), grad
@@ -161,10 +161,10 @@ class LoweredFormulas:
                 raise Unreadable(source.name)
             dtype = f"dtype{at}_{source.name}"
             self._known[dtype] = array.dtype
-            look = f"n{at}._saved.get({source.name!r}), {array.shape}, {dtype}"
-            checks[f"n{at}._saved is None or looks_like({look})"] = None
-        look_of_it = _Array(array.shape, array.dtype, array.strides)
-        return look_of_it, f"saved[{source.name!r}].array(n{at})"
+            wanted = f"n{at}._saved.get({source.name!r}), {array.shape}, {dtype}"
+            checks[f"n{at}._saved is None or has_signature({wanted})"] = None
+        signature = _Array(array.shape, array.dtype, array.strides)
+        return signature, f"saved[{source.name!r}].array(n{at})"
 
 
 def _source(node: OperatorNode, name: str) -> Source:
@@ -172,7 +172,7 @@ def _source(node: OperatorNode, name: str) -> Source:
     return next(source for source in node.operator.sources(needs) if source.name == name)
 
 
-def looks_like(saved: Any, shape: tuple[int, ...], dtype: Any) -> bool:
+def has_signature(saved: Any, shape: tuple[int, ...], dtype: Any) -> bool:
     """Whether a saved tensor is an input of that shape and dtype."""
     if type(saved) is not SavedTensor or saved._tensor is None:
         return False
@@ -184,11 +184,13 @@ def looks_like(saved: Any, shape: tuple[int, ...], dtype: Any) -> bool:
 
 
 @functools.lru_cache(FORMULAS_MAX)
-def _written_out(operator: Operator, position: int, looks: tuple[Any, ...]) -> _Formula | None:
-    """A formula for operands that look like that; None where it decides by values."""
+def _written_out(operator: Operator, position: int, signatures: tuple[Any, ...]) -> _Formula | None:
+    """A formula for operands of these signatures; None where it decides by values."""
     program = _Lines()
-    operands = [_sample(program, f"t{number}", look) for number, look in enumerate(looks)]
-    program.skip(len(looks))
+    operands = [
+        _sample(program, f"t{number}", signature) for number, signature in enumerate(signatures)
+    ]
+    program.skip(len(signatures))
     xp = TracedNamespace(program, cpu, is_fixed=False)
     formula = operator.derivatives[operator.inputs[position]]
     try:
@@ -234,26 +236,26 @@ class _Lines(ArrayProgram):
         return NumberProxy(self, value, name)
 
 
-def _sample(program: _Lines, name: str, look: Any) -> Any:
+def _sample(program: _Lines, name: str, signature: Any) -> Any:
     """What stands for an operand: an array, a number, or a constant itself."""
-    if type(look) is _Array:
-        return program.named(_sample_array(look), name)
-    if look in _NUMBERS:
-        return NumberProxy(program, look(3), name)
-    return look[0]
+    if type(signature) is _Array:
+        return program.named(_sample_array(signature), name)
+    if signature in _NUMBERS:
+        return NumberProxy(program, signature(3), name)
+    return signature[0]
 
 
 @functools.lru_cache(FORMULAS_MAX)
-def _sample_array(look: _Array) -> Any:
+def _sample_array(signature: _Array) -> Any:
     """What is checked on it: that NumPy's own calls give the bits of the namespace's. Zeros and
     ones are right for indices and for masks."""
-    values: Any = np.arange(int(np.prod(look.shape))) % 7 * 0.37 - 1
-    if look.dtype.kind != "f":
+    values: Any = np.arange(int(np.prod(signature.shape))) % 7 * 0.37 - 1
+    if signature.dtype.kind != "f":
         values = np.arange(values.size) % 2
-    array = np.empty(look.shape, look.dtype)
-    if look.strides and look.strides != array.strides and 0 not in look.strides:
-        order = np.argsort([-step for step in look.strides], kind="stable")
-        shape = [look.shape[axis] for axis in order]
-        array = np.empty(shape, look.dtype).transpose(np.argsort(order))
-    array[...] = values.reshape(look.shape)
+    array = np.empty(signature.shape, signature.dtype)
+    if signature.strides and signature.strides != array.strides and 0 not in signature.strides:
+        order = np.argsort([-step for step in signature.strides], kind="stable")
+        shape = [signature.shape[axis] for axis in order]
+        array = np.empty(shape, signature.dtype).transpose(np.argsort(order))
+    array[...] = values.reshape(signature.shape)
     return array

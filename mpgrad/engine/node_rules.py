@@ -1,9 +1,9 @@
-"""FormRules: source for each form of Node, for graphs with many that are alike.
+"""SignatureRules: source for each signature of Nodes, for graphs with many that are alike.
 
-The source of a Node takes memory and time. But the Nodes of a large graph are mostly of a few
-forms: the same operator, shapes, dtypes and attributes. Each form is written out once, as a graph
-of one Node: for a graph that is written out as a whole (:mod:`mpgrad.engine.compiled`), and for
-the steps of one that is not (:mod:`mpgrad.engine.graph_steps`).
+The source of a Node takes memory and time. But the Nodes of a large graph mostly have a few
+signatures: the same operator, shapes, dtypes and attributes. Each one is written out once, as a
+graph of one Node: for a graph that is written out as a whole (:mod:`mpgrad.engine.compiled`), and
+for the steps of one that is not (:mod:`mpgrad.engine.graph_steps`).
 """
 
 from __future__ import annotations
@@ -23,60 +23,60 @@ from mpgrad.recording.graph.node import InputMetadata
 from mpgrad.recording.graph.registry import OPERATORS
 from mpgrad.scheduler.graph_spec import NodeSpec
 
-#: The forms that are kept written out; all are forgotten when there are more.
-FORMS_MAX = 512
-#: The Nodes of a graph that must have a form, for which it is written out.
+#: The signatures that are kept written out; all are forgotten when there are more.
+SIGNATURES_MAX = 512
+#: The Nodes of a graph that must have a signature, for which it is written out.
 NODES_MIN = 16
-#: The same in a graph that may not come again. To write a form out takes as long as its rule saves
+#: The same in a graph that is not cached. To write a signature out takes as long as its rule saves
 #: for so many Nodes.
 NODES_MIN_ONCE = 200
 
 _shared: dict[Any, SharedRule] = {}
 
 
-class _Form:
-    """A form of Nodes in one graph."""
+class _Signature:
+    """A signature of Nodes in one graph."""
 
-    __slots__ = ("count", "form", "rule")
+    __slots__ = ("count", "rule", "signature")
 
-    def __init__(self, form: Any) -> None:
+    def __init__(self, signature: Any) -> None:
         #: None: Nodes that have none.
-        self.form = form
+        self.signature = signature
         self.count = 0
         self.rule: SharedRule | None = None
 
 
-class FormRules:
-    """The functions of those forms that many Nodes of a graph have.
+class SignatureRules:
+    """The functions of those signatures that many Nodes of a graph have.
 
     Args:
         frozen: the graph.
-        comes_again: whether all its Nodes are counted first; else a form has a function from the
-            moment on that it has come often, or if it has one already.
+        is_cached: whether all its Nodes are counted first; else a signature has a function from the
+            moment on that it was met often, or if it has one already.
     """
 
-    def __init__(self, frozen: FrozenGraph, *, comes_again: bool) -> None:
-        self._frozen, self._comes_again = frozen, comes_again
-        self._least: float = NODES_MIN if comes_again else NODES_MIN_ONCE
-        self._looks_max = len(frozen.nodes) if comes_again else FORMS_MAX
-        self._by_look: dict[Any, _Form] = {}
-        self._by_form: dict[Any, _Form] = {}
+    def __init__(self, frozen: FrozenGraph, *, is_cached: bool) -> None:
+        self._frozen, self._is_cached = frozen, is_cached
+        self._least: float = NODES_MIN if is_cached else NODES_MIN_ONCE
+        self._keys_max = len(frozen.nodes) if is_cached else SIGNATURES_MAX
+        self._by_key: dict[Any, _Signature] = {}
+        self._by_signature: dict[Any, _Signature] = {}
         #: By ``input_info``: the last Node with a rule, what its consumers expect, and the rule.
         self._last: dict[int, tuple[Any, Sequence[InputMetadata | None], SharedRule]] = {}
-        if comes_again:
+        if is_cached:
             if len(frozen.nodes) >= self._least:
                 self.all()
             self._least = math.inf
 
     def all(self) -> list[SharedRule | None]:
-        """For each Node the function of its form; None if it has none."""
+        """For each Node the function of its signature; None if it has none."""
         return [
             self.of(at, expected_of(self._frozen, at)) if runs else None
             for at, runs in enumerate(self._frozen.runs)
         ]
 
     def of(self, at: int, expected: Sequence[InputMetadata | None]) -> SharedRule | None:
-        """The function of a Node's form; None if it has none.
+        """The function of a Node's signature; None if it has none.
 
         Args:
             at: the Node.
@@ -104,25 +104,27 @@ class FormRules:
     def _rule(
         self, node: OperatorNode, at: int, expected: Sequence[InputMetadata | None]
     ) -> SharedRule | None:
-        look = _look(node, expected)
-        found = self._by_look.get(look)
+        key = _key(node, expected)
+        found = self._by_key.get(key)
         if found is None:
-            if len(self._by_look) >= self._looks_max:
+            if len(self._by_key) >= self._keys_max:
                 return None
-            form = None if look is None else _form(node, expected)
-            found = self._by_look[look] = self._by_form.setdefault(form, _Form(form))
-        if found.rule is None and found.form is not None:
+            signature = None if key is None else _signature(node, expected)
+            found = self._by_key[key] = self._by_signature.setdefault(
+                signature, _Signature(signature)
+            )
+        if found.rule is None and found.signature is not None:
             found.count += 1
             if found.count >= self._least:
-                found.rule = _shared_rule(found.form, self._frozen, at)
-            elif found.count == 1 and not self._comes_again:
-                found.rule = _shared.get(found.form)
+                found.rule = _shared_rule(found.signature, self._frozen, at)
+            elif found.count == 1 and not self._is_cached:
+                found.rule = _shared.get(found.signature)
         return found.rule
 
 
-def _look(node: OperatorNode, expected: Sequence[InputMetadata | None]) -> Any:
-    """What is equal for Nodes of one form, and takes a quarter of the time of the form; None for a
-    Node that has none.
+def _key(node: OperatorNode, expected: Sequence[InputMetadata | None]) -> Any:
+    """What is equal for Nodes of one signature, and takes a quarter of its time; None for a Node
+    that has none.
 
     Nodes that are alike share the objects that describe them, which live as long as the graph.
     """
@@ -131,7 +133,7 @@ def _look(node: OperatorNode, expected: Sequence[InputMetadata | None]) -> Any:
         type(value) if type(value) in _NUMBERS and name in inputs else value
         for name, value in node.plain.items()
     ]
-    look = (
+    key = (
         type(node),
         id(node.input_metadata),
         id(node.input_info),
@@ -141,17 +143,17 @@ def _look(node: OperatorNode, expected: Sequence[InputMetadata | None]) -> Any:
         *(node._saved or ()),
     )
     try:
-        hash(look)
+        hash(key)
     except TypeError:  # an attribute that can be changed
         return None
-    return look
+    return key
 
 
-#: Operands that are no part of a form: only their types are.
+#: Operands that are no part of a signature: only their types are.
 _NUMBERS = frozenset({int, float})
 
 
-def _form(node: Any, expected: Sequence[InputMetadata | None]) -> Any:
+def _signature(node: Any, expected: Sequence[InputMetadata | None]) -> Any:
     """All that its source depends on; None for a Node that has none."""
     if not isinstance(node, OperatorNode) or node.operator.name not in OPERATORS:
         return None
@@ -160,21 +162,21 @@ def _form(node: Any, expected: Sequence[InputMetadata | None]) -> Any:
         (name, type(value) if name in inputs and type(value) in _NUMBERS else (value,))
         for name, value in node.plain.items()
     ]
-    form = type(node), node.input_info, node.input_metadata, tuple(expected), tuple(plain)
+    signature = type(node), node.input_info, node.input_metadata, tuple(expected), tuple(plain)
     try:
-        hash(form)
+        hash(signature)
     except TypeError:  # an attribute that can be changed
         return None
-    return (*form, tuple(node._saved or ()))
+    return (*signature, tuple(node._saved or ()))
 
 
-def _shared_rule(form: Any, frozen: FrozenGraph, at: int) -> SharedRule:
+def _shared_rule(signature: Any, frozen: FrozenGraph, at: int) -> SharedRule:
     with suppress(KeyError):  # another thread may clear them at any time
-        return _shared[form]
-    if len(_shared) >= FORMS_MAX:
+        return _shared[signature]
+    if len(_shared) >= SIGNATURES_MAX:
         _shared.clear()
     source = _NodeSource(_graph_of_one(frozen, at))  # type: ignore[arg-type]
-    rule = _shared[form] = source.rule(frozen.spec.nodes[at])
+    rule = _shared[signature] = source.rule(frozen.spec.nodes[at])
     return rule
 
 
@@ -186,7 +188,7 @@ os.register_at_fork(after_in_child=_begin_anew_in_child)
 
 
 class _NodeSource(GraphSource):
-    """``def run(n0, seed0, ..., keeps, times)`` and ``def fits(nodes)`` for the Nodes of a form.
+    """``def run(n0, seed0, ..., keeps, times)`` and ``def fits(nodes)`` for Nodes of one signature.
 
     Attributes:
         computed: as in a SharedRule, of the gradients that are wanted.

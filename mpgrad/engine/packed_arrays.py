@@ -1,6 +1,6 @@
 """PackedArrays: the arrays of one GraphTask as references that its workers can open.
 
-Arrays in the client's arena travel as offsets. Any other array is copied, once per hand-over, and
+Arrays in the client's arena travel as offsets. Any other array is copied, once per submission, and
 the copies are counted. Everything packed stays alive until ``close``.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.arrays.cuda.device_arrays import is_on_gpu
-from mpgrad.arrays.cuda.device_handover import DeviceHandover
+from mpgrad.arrays.cuda.device_submission import DeviceSubmission
 from mpgrad.base.handles import (
     CLIENT_ARENA,
     CLIENT_DEVICE_ARENA,
@@ -32,17 +32,17 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class PackedArrays:
-    """The arrays of one hand-over."""
+    """The arrays of one submission."""
 
     def __init__(self) -> None:
         self._arena = client_arena()
-        #: Earlier gradients that a double backward hands over again.
+        #: Earlier gradients that a double backward sends again.
         self.engine_arena: ForeignArena | None = None
         self._kept: list[Any] = []
         #: By identity, because many Nodes save the same array.
         self._packed: dict[int, PackedArray] = {}
         #: The connection to the memory of GPU workers, if there are any.
-        self.devices: DeviceHandover | None = None
+        self.devices: DeviceSubmission | None = None
         self.handed_bytes = 0
         self.copied_bytes = 0
 
@@ -102,7 +102,7 @@ class PackedArrays:
         return Block(CLIENT_ARENA, place[1], array.nbytes, place[2])
 
     def open(self, ref: GradientRef, meta: InputMetadata) -> Array | None:
-        """A copy of a gradient that came inside a message, or that this client handed over."""
+        """A copy of a gradient that came inside a message, or that this client submitted."""
         shape, dtype, _ = meta
         if isinstance(ref, bytes):
             try:

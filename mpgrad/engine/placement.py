@@ -90,7 +90,7 @@ def place(frozen: FrozenGraph) -> Placed:
 
     A Node with unreadable saved tensors runs in the client, where it fails when its turn comes and
     not before: hooks before it run, and Nodes before it release their saved tensors. If user code
-    runs in the client, ``place`` looks for such Nodes; else the hand-over finds them in time.
+    runs in the client, ``place`` looks for such Nodes; else the submission finds them in time.
 
     Raises:
         TypeError: a Function has ``run_on = "worker"`` and cannot be pickled.

@@ -35,8 +35,7 @@ from mpgrad.recording.dispatch.operator_node import OperatorNode
 from mpgrad.recording.graph.node import InputMetadata
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import GraphSpec
-from mpgrad.scheduler.plan import plan
-from mpgrad.scheduler.plan_cache import MakePlan, PlanCache, are_near, costs_of, structure
+from mpgrad.scheduler.plan import MakePlan, PlanCache, are_near, costs_of, plan, structure
 from mpgrad.scheduler.plan_tables import InnerTarget, Member, Plan
 from mpgrad.wire.programs import (
     CaptureRule,
@@ -59,7 +58,7 @@ class Ready(NamedTuple):
 
 
 class Preparation:
-    """Prepares graphs, and remembers the results for graphs that come again. Thread-safe.
+    """Prepares graphs, and remembers the results for cached graphs. Thread-safe.
 
     Args:
         options: of the Engine.
@@ -291,7 +290,7 @@ def shapes_of(spec: GraphSpec) -> int:
 class PreparedGraph:
     """What an engine makes of a graph's tables once and uses in each step of a loop.
 
-    A graph like an earlier one has the very same tables (``freezing.recurring_graphs``). So its
+    A graph like an earlier one has the very same tables (``freezing.cached_graphs``). So its
     plan, the wiring of its Nodes and everything else that is the same in each step are kept beside
     the tables and found without a comparison.
 

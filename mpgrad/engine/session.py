@@ -6,6 +6,7 @@ shows the output of workers.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import deque
@@ -28,8 +29,8 @@ from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.wire import schema
-from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.output_record import CHANGED, RUN, WARNING, show_output
+from mpgrad.wire.schema import decode, encode
 from mpgrad.wire.transport import Dealer
 
 T = TypeVar("T")
@@ -40,6 +41,8 @@ QUESTIONS = 5
 NO_GRAPH = -1
 #: The bytes of shown output that a session keeps.
 SHOWN_BYTES_MAX = 1 << 20
+#: The numbers of the graphs that this process submits.
+_numbers = itertools.count(1)
 
 _FORKED = (
     "process {child} was forked inside a backward() of process {parent}, which alone can finish "
@@ -427,3 +430,8 @@ def _emptied(queue: deque[T]) -> tuple[T, ...]:
 
 def _is_task(message: object) -> bool:
     return isinstance(message, do.DispatchNodeTask)
+
+
+def next_graph_number() -> int:
+    """A number that no other graph of this process has."""
+    return next(_numbers)

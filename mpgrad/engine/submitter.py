@@ -28,9 +28,8 @@ from mpgrad.engine.calls_in_workers import (
     warn,
 )
 from mpgrad.engine.failure import error_of_calls
-from mpgrad.engine.graph_numbers import next_graph_number
 from mpgrad.engine.packed_arrays import PackedArrays
-from mpgrad.engine.session import Session
+from mpgrad.engine.session import Session, next_graph_number
 from mpgrad.engine.session_pool import SessionPool
 from mpgrad.errors import BytesCorrupted, CoordinatorLost, EngineClosed, MpgradError
 from mpgrad.scheduler.events import ANY_SLOT

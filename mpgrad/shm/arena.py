@@ -101,7 +101,7 @@ class Arena(MappedArena):
             offset, generation = self._take(nbytes)
         except _Reentered:
             # A finaliser or signal handler makes an array while this thread is allotting one. It
-            # gets one on the heap, which is copied when it is handed over.
+            # gets one on the heap, which is copied when it is submitted.
             return np.empty(shape, dtype)
         token = offset, generation
         lease = Lease(self.segment, offset, offset + nbytes, token, self.released, True)

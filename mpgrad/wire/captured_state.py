@@ -1,6 +1,6 @@
 """StateFields: process state that a Function's backward may use and the caller may change.
 
-They are captured on the calling thread when a graph with Functions is handed over, and a worker
+They are captured on the calling thread when a graph with Functions is submitted, and a worker
 takes them over before it runs a task with Functions. (``environment`` holds for a worker's whole
 life.) The state of C libraries is not included: floating-point modes, a time zone, and so on.
 """

@@ -11,9 +11,8 @@ from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.membership import SHORT_CREDIT
 from mpgrad.scheduler.worker_state import WorkerState
 from mpgrad.shm.status_board import StatusBoard
-from mpgrad.wire.codec import decode, encode
 from mpgrad.wire.endpoint import Endpoint
-from mpgrad.wire.schema import PROTOCOL_VERSION, TO_WORKER, Hello
+from mpgrad.wire.schema import PROTOCOL_VERSION, TO_WORKER, Hello, decode, encode
 from mpgrad.wire.transport import WORKER_LANES
 
 #: The number of replies that may wait for a short task: half of the short tasks that a worker may

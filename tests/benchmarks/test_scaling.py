@@ -17,7 +17,7 @@ from mpgrad.engine.session import Session
 from mpgrad.scheduler.events import NodeTaskDone
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec, serial_order
 from mpgrad.scheduler.plan import plan
-from mpgrad.wire.codec import encode
+from mpgrad.wire.schema import encode
 from mpgrad.workers.worker import Worker
 from simulation.random_graphs import random_graph
 

@@ -6,7 +6,7 @@ import random
 
 from mpgrad.scheduler.events import GraphSubmitted
 from mpgrad.scheduler.instructions import CancelGraph, DispatchNodeTask
-from mpgrad.wire.codec import decode
+from mpgrad.wire.schema import decode
 from stress.fuzz_core import TASKS, _number, _Stage
 
 

@@ -288,11 +288,11 @@ def test_an_event_is_not_recorded_again_before_all_have_waited(driver: CudaDrive
 
 def test_where_no_event_is_free_the_maker_waits(driver: CudaDriver) -> None:
     memory, link = DeviceMemory(driver, 7, 0), DeviceLink(driver, DeviceBoard.create(), {})
-    events = [memory.begin_handover(link) for _ in range(EVENTS + 1)]
+    events = [memory.begin_submission(link) for _ in range(EVENTS + 1)]
     assert events[-1] == NO_EVENT
     assert len(set(events)) == EVENTS + 1
-    memory.end_handover(events[5])
-    assert memory.begin_handover(link) == events[5]
+    memory.end_submission(events[5])
+    assert memory.begin_submission(link) == events[5]
 
 
 def test_an_event_that_nobody_has_shown(driver: CudaDriver) -> None:

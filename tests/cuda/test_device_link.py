@@ -56,7 +56,7 @@ class Client:
     def ones(self, elements: int = ELEMENTS) -> TensorHandle:
         """A new array that others may read."""
         array = self.driver.namespace.ones(elements, np.float32)
-        event = self.memory.begin_handover(self.link)
+        event = self.memory.begin_submission(self.link)
         found = self.memory.handle(array, self.link, event)
         assert found is not None
         self.array = array
@@ -257,12 +257,12 @@ def test_an_event_that_was_recorded_anew_is_waited_for_anew(
         client.driver.synchronize()
         pointers = client.driver.pointer(client.array), client.driver.pointer(source)
         client.driver.copy(*pointers, source.nbytes, DEVICE_TO_DEVICE)  # which runs late
-        event = client.memory.begin_handover(client.link)
+        event = client.memory.begin_submission(client.link)
         handle = client.memory.handle(client.array, client.link, event)
         for _ in range(2):  # two saved tensors of one task
             assert peer("float(reader.open(handle)[-1])", handle=handle) == value
         peer("reader.finish_reads(arena)")
-        client.memory.end_handover(event)
+        client.memory.end_submission(event)
         events.add(event)
     assert len(events) == 1
 

@@ -578,7 +578,7 @@ def test_not_more_functions_are_kept_than_allowed(
     monkeypatch: pytest.MonkeyPatch, ran: list[compiled.Compiled]
 ) -> None:
     monkeypatch.setattr(node_rules, "_shared", {})
-    monkeypatch.setattr(node_rules, "FORMS_MAX", 4)
+    monkeypatch.setattr(node_rules, "SIGNATURES_MAX", 4)
     for length in range(2, 12):
         for _ in range(STEPS):
             x = leaf(length)

@@ -12,9 +12,9 @@ import pytest
 import mpgrad as mg
 from mpgrad.autograd.freezing import costs
 from mpgrad.autograd.freezing import freeze as freezing
+from mpgrad.autograd.freezing.cached_graphs import Memory
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
-from mpgrad.autograd.freezing.recurring_graphs import Memory
 from mpgrad.autograd.profiling.task_times import pack_times
 from mpgrad.engine.learning import learn, teach, that_ran, wants_times
 from mpgrad.nn.functional import conv2d

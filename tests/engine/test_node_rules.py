@@ -119,7 +119,7 @@ def test_an_error_names_its_node() -> None:
 
 
 def test_not_more_forms_are_kept_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_rules, "FORMS_MAX", 4)
+    monkeypatch.setattr(node_rules, "SIGNATURES_MAX", 4)
     for length in range(2, 12):
         for _ in range(3):
             x = mg.tensor(np.ones(length), requires_grad=True)

@@ -94,7 +94,7 @@ def test_no_parameter_hides_what_the_source_needs() -> None:
             hidden = {*operator.inputs, *operator.attributes} & set(dispatch._KNOWN)
             names = {*operator.inputs, *operator.attributes}
             assert not hidden | names & {
-                "result", "raw", "needs", "record", "recorders", "node", "looks", "saved", "packed",
+                "result", "raw", "needs", "record", "recorders", "node", "infos", "saved", "packed",
                 "version", "operator", "forward", "described",
             }  # fmt: skip
 

@@ -11,8 +11,7 @@ import pytest
 import mpgrad as mg
 from mpgrad.errors import EngineClosed
 from mpgrad.scheduler.events import BlocksReleased, GraphCancelled, NodeTaskDone
-from mpgrad.wire.codec import encode
-from mpgrad.wire.schema import PROTOCOL_VERSION, Hello, StopEngine
+from mpgrad.wire.schema import PROTOCOL_VERSION, Hello, StopEngine, encode
 from mpgrad.wire.transport import TASK, WORKER_LANES, Dealer
 from tests.process.conftest import check_usable
 

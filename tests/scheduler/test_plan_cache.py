@@ -5,8 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from mpgrad.scheduler.graph_spec import GraphSpec, NodeSpec
-from mpgrad.scheduler.plan import plan
-from mpgrad.scheduler.plan_cache import PLANS_MAX, PlanCache, structure
+from mpgrad.scheduler.plan import PLANS_MAX, PlanCache, plan, structure
 from mpgrad.scheduler.tuning import DRIFT_MAX
 from simulation.random_graphs import random_graph
 

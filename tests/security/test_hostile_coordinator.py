@@ -28,7 +28,7 @@ if "mpgrad.coordinator" in sys.orig_argv:
     from mpgrad.base.handles import Block
     from mpgrad.scheduler import instructions as do
     from mpgrad.wire import schema
-    from mpgrad.wire.codec import decode, encode
+    from mpgrad.wire.schema import decode, encode
 
     class HostileRouter:
         def __init__(self, router):

@@ -16,10 +16,9 @@ import pytest
 import mpgrad
 from mpgrad.errors import ProtocolError
 from mpgrad.scheduler.events import NodeTaskFailed
-from mpgrad.wire.codec import encode
 from mpgrad.wire.remote_error import STATE_BYTES_MAX, TEXT_MAX, RemoteError, decode_error
 from mpgrad.wire.remote_error import encode_error as packed
-from mpgrad.wire.schema import MESSAGE_BYTES_MAX
+from mpgrad.wire.schema import MESSAGE_BYTES_MAX, encode
 
 SOURCE = Path(mpgrad.__file__).parent
 #: The only files that turn bytes into objects by running code, and whose bytes they read.

@@ -18,13 +18,13 @@ import pytest
 import mpgrad as mg
 from mpgrad.errors import EngineClosed
 from mpgrad.scheduler.events import GraphCancelled, NodeTaskDone
-from mpgrad.wire.codec import encode
 from mpgrad.wire.schema import (
     MESSAGE_BYTES_MAX,
     PROTOCOL_VERSION,
     Hello,
     QueryProcesses,
     StopEngine,
+    encode,
 )
 from mpgrad.wire.transport import ROUTER_LANES, WORKER_LANES
 from tests.leftovers import Leftovers, left_since, wait_until

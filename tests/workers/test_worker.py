@@ -8,7 +8,7 @@ from typing import Any
 
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
-from mpgrad.wire.codec import encode
+from mpgrad.wire.schema import encode
 from mpgrad.workers.worker import Worker
 
 PEER = "w0.1"

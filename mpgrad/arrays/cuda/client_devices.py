@@ -1,7 +1,7 @@
 """The client's memory on each GPU, where its tensors lie if an engine has GPU workers.
 
-Such tensors are handed over where they lie. Tensors made earlier, in the array library's own pool,
-cannot be exported and are copied at each hand-over.
+Such tensors are submitted where they lie. Tensors made earlier, in the array library's own pool,
+cannot be exported and are copied at each submission.
 """
 
 from __future__ import annotations

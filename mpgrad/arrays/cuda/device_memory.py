@@ -132,7 +132,7 @@ class DeviceMemory:
     def handle(self, array: Any, link: DeviceLink, event: int) -> TensorHandle | None:
         """A reference to a strided array; None if it lies in memory that cannot be exported.
 
-        The caller keeps the array, and ``event`` (see ``begin_handover``), while others read.
+        The caller keeps the array, and ``event`` (see ``begin_submission``), while others read.
         """
         layout = (array.shape, array.strides, array.dtype.str)
         if array.nbytes == 0:
@@ -159,13 +159,13 @@ class DeviceMemory:
         layout = (array.shape, array.strides, array.dtype.str)
         return TensorHandle(self.arena, start + first - low, start, NO_EVENT, *layout), copy
 
-    def begin_handover(self, link: DeviceLink) -> int:
+    def begin_submission(self, link: DeviceLink) -> int:
         """An event after all work of the current stream so far, for readers to wait for."""
         event = self._next_event(link)
         self.mark()
         return event
 
-    def end_handover(self, event: int) -> None:
+    def end_submission(self, event: int) -> None:
         """Release the event: it has no waiter any more."""
         self._drop_event(event)
 

@@ -33,7 +33,7 @@ def key_of(node: Node) -> Any:
     return type(node)
 
 
-def look_of(node: Node) -> Any:
+def signature_of(node: Node) -> Any:
     """What is equal for no Nodes but those with one key, and is made in a fifth of the time: Nodes
     that are alike share the objects that describe them. It is good as long as the Node lives."""
     if isinstance(node, OperatorNode):
@@ -44,17 +44,17 @@ def look_of(node: Node) -> Any:
 def costs_of(
     nodes: Sequence[Node], runs: Sequence[bool], cost: Callable[[Node], float]
 ) -> list[float]:
-    """The ``cost`` of each Node that runs, asked once for those that look alike; of others 0."""
+    """The ``cost`` of each Node that runs, asked once for those that are alike; of others 0."""
     known: dict[Any, float] = {}
     found = []
     for node, is_run in zip(nodes, runs, strict=True):
         if not is_run:
             found.append(0.0)
             continue
-        look = look_of(node)
-        if look not in known:
-            known[look] = cost(node)
-        found.append(known[look])
+        signature = signature_of(node)
+        if signature not in known:
+            known[signature] = cost(node)
+        found.append(known[signature])
     return found
 
 
@@ -102,16 +102,16 @@ def observe_halves(node: Node, first_us: float, second_us: float) -> None:
 
 def observe(measured: Iterable[tuple[Node, float]]) -> None:
     """Learn from the runs of one backward: Nodes and the microseconds that their rules took."""
-    looks: dict[Any, tuple[Node, list[float]]] = {}
+    by_signature: dict[Any, tuple[Node, list[float]]] = {}
     for node, microseconds in measured:
         if isinstance(node, (FunctionNode, OperatorNode)):
-            look = look_of(node)
-            if look in looks:
-                looks[look][1].append(microseconds)
+            signature = signature_of(node)
+            if signature in by_signature:
+                by_signature[signature][1].append(microseconds)
             else:
-                looks[look] = node, [microseconds]
+                by_signature[signature] = node, [microseconds]
     alike: dict[Any, tuple[Node, list[float]]] = {}
-    for node, measured_us in looks.values():
+    for node, measured_us in by_signature.values():
         alike.setdefault(key_of(node), (node, []))[1].extend(measured_us)
     for key, (node, measured_us) in alike.items():
         is_first = model.get(key) is None

@@ -1,6 +1,6 @@
 """freeze(): the part of the recorded graph that a backward needs, as plain tables.
 
-A graph like one that was frozen before gets the same tables (see ``recurring_graphs``).
+A graph like one that was frozen before gets the same tables (see ``cached_graphs``).
 """
 
 from __future__ import annotations
@@ -10,6 +10,17 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from mpgrad.autograd.freezing.cached_graphs import (
+    Guards,
+    Key,
+    Memory,
+    Remembered,
+    Walk,
+    has_known_kinds,
+    is_plain,
+    kinds_of,
+    walk,
+)
 from mpgrad.autograd.freezing.costs import (
     costs_of,
     estimate,
@@ -24,17 +35,6 @@ from mpgrad.autograd.freezing.frozen_graph import (
     new_leaf_sink,
 )
 from mpgrad.autograd.freezing.graph_tables import Cost, GraphTables
-from mpgrad.autograd.freezing.recurring_graphs import (
-    Guards,
-    Key,
-    Memory,
-    Remembered,
-    Walk,
-    has_known_kinds,
-    is_plain,
-    kinds_of,
-    walk,
-)
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.hook_nodes import LOGGER
 from mpgrad.recording.graph.node import Edge, Node
@@ -173,7 +173,7 @@ def _freeze_again(
 def _look_up_costs(known: Remembered, nodes: Sequence[Node], cost: Cost) -> None:
     """Renew the costs if they have changed; then the tables are new objects.
 
-    New tables must be packed again, so a change that does not affect the plan (``plan_cache``)
+    New tables must be packed again, so a change that does not affect the plan (``PlanCache``)
     does not renew them.
     """
     specs, split_us = known.spec.nodes, split_above_us(tuning.MESSAGE_US)

@@ -13,6 +13,7 @@ import numpy as np
 
 from mpgrad.arrays.cuda.device_arrays import CUDA
 from mpgrad.arrays.cuda.gpu_nodes import on_gpus
+from mpgrad.autograd.freezing.cached_graphs import Template, Walk, sequence_of
 from mpgrad.autograd.freezing.costs import least_cost, with_division
 from mpgrad.autograd.freezing.frozen_graph import (
     FrozenGraph,
@@ -22,7 +23,6 @@ from mpgrad.autograd.freezing.frozen_graph import (
     Sink,
     WantedSink,
 )
-from mpgrad.autograd.freezing.recurring_graphs import Template, Walk, sequence_of
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.autograd.running.hook_nodes import (
     AccumulateNow,
@@ -227,7 +227,7 @@ class GraphTables:
         )
 
     def _specs(self, cost: Cost) -> tuple[NodeSpec, ...]:
-        """The tables of the Nodes. Those of Nodes that look alike differ in two fields only."""
+        """The tables of the Nodes. Those of Nodes that are alike differ in two fields only."""
         # This runs once per Node and backward while the workers wait, so it uses no generator.
         alike: dict[Any, NodeSpec] = {}
         specs = []
@@ -235,15 +235,15 @@ class GraphTables:
             number = node.sequence_nr
             if isinstance(node, OperatorNode):
                 info = id(node.input_info)
-                look: Any = type(node), id(node.input_metadata), info, runs, node.has_packed
+                signature: Any = type(node), id(node.input_metadata), info, runs, node.has_packed
             elif isinstance(node, AccumulateGrad):
-                look = id(node.input_metadata), runs
+                signature = id(node.input_metadata), runs
             else:
                 specs.append(_spec_of(node, edges, runs, cost))
                 continue
-            spec = alike.get(look)
+            spec = alike.get(signature)
             if spec is None:
-                spec = alike[look] = _spec_of(node, edges, runs, cost)
+                spec = alike[signature] = _spec_of(node, edges, runs, cost)
             elif runs:
                 spec = _new_spec((spec[0], number, tuple(edges), *spec[3:]))
             elif spec[1] != number:

@@ -53,7 +53,7 @@ class BackwardRun:
         loops: of ``Function.apply`` in forward, in words.
         plan: its NodeTasks; None where it ran in this process without one.
         workers: how many CPU workers the engine has.
-        submitted: when the last task had been handed over; None in ``local``.
+        submitted: when the last task had been submitted; None in ``local``.
         tasks: those that ran, in the order in which that became known.
         core_wait: the seconds that its workers, all together, were ready to run while other
             processes had the cores; 0 where the kernel does not tell.

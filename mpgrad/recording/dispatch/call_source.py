@@ -23,7 +23,7 @@ from mpgrad.base.generated_code import listed
 from mpgrad.recording.graph.registry import Operator, Source
 
 #: The parameters of a formula that describe the form of an input.
-LOOKS = ("shape", "dtype", "device")
+METADATA_KINDS = ("shape", "dtype", "device")
 
 
 def is_written_out(operator: Operator) -> bool:
@@ -132,24 +132,24 @@ def record_source(operator: Operator, needs: Sequence[bool]) -> str:
     sources = operator.sources(needs)
     needed = [name for name, needs_one in zip(inputs, needs, strict=True) if needs_one]
     edges = [f"{name}_edge" if name in needed else "None" for name in inputs]
-    looks = ["result._array.shape", "result._array.dtype"]
+    infos = ["result._array.shape", "result._array.dtype"]
     for position in looked_at(operator, needs):
         name = inputs[position]
         if needs[position]:
-            looks += [f"{name}._array.shape", f"{name}._array.dtype"]
+            infos += [f"{name}._array.shape", f"{name}._array.dtype"]
         else:
-            looks += [f"*look_of({name})"]
+            infos += [f"*shape_and_dtype({name})"]
     kind = "node_class"
     if not isinstance(operator.node_name, str):
         kind += f"_of(operator, ({listed(inputs)}), {_dict_of(attributes)})"
     plain = [source.name for source in sources if source.kind == "attribute"]
     lines = [
         f"def record({', '.join([*inputs, *attributes, 'result'])}):",
-        f"    looks = described({', '.join(looks)})",
-        "    if looks is None:",
+        f"    infos = described({', '.join(infos)})",
+        "    if infos is None:",
         "        return",
         f"    node = new({kind})",
-        "    node.input_metadata, node.input_info, node.plain = looks",
+        "    node.input_metadata, node.input_info, node.plain = infos",
         *([f"    node.plain = {{**node.plain, {_dict_of(plain)[1:]}"] if plain else []),
         *[line.format(name) for name in needed for line in _NEW_EDGE],
         f"    node.next_edges = ({listed(edges)})",
@@ -180,7 +180,7 @@ def record_source(operator: Operator, needs: Sequence[bool]) -> str:
 def looked_at(operator: Operator, needs: Sequence[bool]) -> tuple[int, ...]:
     """The inputs whose form ``record`` notes: those that get a gradient, and those whose shape,
     dtype or device a formula uses."""
-    asked = {s.position for s in operator.sources(needs) if s.kind in LOOKS}
+    asked = {s.position for s in operator.sources(needs) if s.kind in METADATA_KINDS}
     return tuple(at for at, needed in enumerate(needs) if needed or at in asked)
 
 

@@ -29,7 +29,7 @@ from mpgrad.base.device import CPU, Device
 from mpgrad.base.generated_code import compiled
 from mpgrad.errors import add_note
 from mpgrad.recording.dispatch.call_source import (
-    LOOKS,
+    METADATA_KINDS,
     call_source,
     is_written_out,
     looked_at,
@@ -50,7 +50,7 @@ from mpgrad.recording.tensors.storage import INFERENCE, VersionCounter, empty_re
 from mpgrad.recording.tensors.tensor import Tensor, metadata_of, recorded_edge
 
 #: The number of shapes and dtypes that each recorder remembers.
-LOOKS_MAX = 256
+INFOS_MAX = 256
 
 #: The namespace of forward: NumPy, with large results in the client's arena.
 cpu = CpuBackend(empty_result)
@@ -108,25 +108,25 @@ def _describer(operator: Operator, needs: tuple[bool, ...]) -> Callable[..., Any
     ``looked_at``; it returns None if the result cannot have a gradient.
     """
     positions = looked_at(operator, needs)
-    asked = [source for source in operator.sources(needs) if source.kind in LOOKS]
+    asked = [source for source in operator.sources(needs) if source.kind in METADATA_KINDS]
 
-    @functools.lru_cache(LOOKS_MAX)
-    def described(shape: Any, dtype: Any, *looks: Any) -> Any:
+    @functools.lru_cache(INFOS_MAX)
+    def described(shape: Any, dtype: Any, *infos: Any) -> Any:
         if dtype.kind not in "fc":
             return None
-        look = {
+        metadata = {
             at: InputMetadata(*pair)
-            for at, pair in zip(positions, zip(looks[::2], looks[1::2], strict=True), strict=True)
+            for at, pair in zip(positions, zip(infos[::2], infos[1::2], strict=True), strict=True)
         }
-        info = tuple([look[at] if needed else None for at, needed in enumerate(needs)])
-        plain = {name: getattr(look[at], kind) for name, kind, at in asked if kind != "device"}
+        info = tuple([metadata[at] if needed else None for at, needed in enumerate(needs)])
+        plain = {name: getattr(metadata[at], kind) for name, kind, at in asked if kind != "device"}
         plain.update({name: str(CPU) for name, kind, _ in asked if kind == "device"})
         return (InputMetadata(shape, dtype),), info, plain
 
     return described
 
 
-def look_of(value: Any) -> tuple[tuple[int, ...], Any]:
+def shape_and_dtype(value: Any) -> tuple[tuple[int, ...], Any]:
     """Shape and dtype of an input; of a scalar () and None."""
     return (value._array.shape, value._array.dtype) if isinstance(value, Tensor) else ((), None)
 
@@ -415,7 +415,7 @@ _KNOWN = {
     "new": object.__new__,
     "node_class_of": node_class,
     **{known.__name__: known for known in (SavedTensor, Tensor, VersionCounter)},
-    **{known.__name__: known for known in (call_anywhere, look_of, origin, recorded_edge)},
+    **{known.__name__: known for known in (call_anywhere, shape_and_dtype, origin, recorded_edge)},
     **{
         known.__name__: known
         for known in (number_of, recorded, recorder_of, refusal, view.share_memory)

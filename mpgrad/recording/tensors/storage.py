@@ -1,6 +1,6 @@
 """The memory of the client's arrays: its shared arena for large ones, else the heap.
 
-An array in the arena is handed to a worker as an offset; any other is copied at each hand-over. An
+An array in the arena is handed to a worker as an offset; any other is copied at each submission. An
 array on a GPU lies in memory of the CUDA driver. This file knows arenas, not tensors.
 """
 
@@ -144,11 +144,11 @@ def empty(shape: tuple[int, ...], dtype: Any, device: Device = CPU) -> Any:
     except SharedMemoryExhausted:
         if arena is None or not arena.is_cramped:
             raise
-    return np.empty(shape, dtype)  # on the heap: it is copied when it is handed over
+    return np.empty(shape, dtype)  # on the heap: it is copied when it is submitted
 
 
 #: The least bytes of an operator's result that lies in the arena while nobody reads it there. To
-#: copy a smaller one in the first hand-over takes less time than blocks for all of them.
+#: copy a smaller one in the first submission takes less time than blocks for all of them.
 SHARED_BYTES = 256 * 1024
 
 #: The ``id`` of each engine whose workers read results in the arena.

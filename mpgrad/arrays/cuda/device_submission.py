@@ -1,4 +1,4 @@
-"""DeviceHandover: the client's device memory that one GraphTask's GPU workers read."""
+"""DeviceSubmission: the client's device memory that one GraphTask's GPU workers read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from mpgrad.arrays.cuda.client_devices import ClientDevices
 
 
-class DeviceHandover:
-    """Keeps everything handed over alive until ``close``, or longer after a failure.
+class DeviceSubmission:
+    """Keeps everything submitted alive until ``close``, or longer after a failure.
 
     Args:
         devices: of the engine.
@@ -104,7 +104,7 @@ class DeviceHandover:
         """
         with self._devices.lock:
             for memory, event in self._begun:
-                memory.end_handover(event)
+                memory.end_submission(event)
             for block in self._published:
                 memory = self._devices.memory(block.arena - CLIENT_DEVICE_ARENA)
                 self._kept.extend(memory.release(block))
@@ -120,6 +120,6 @@ class DeviceHandover:
 
     def _event(self, memory: DeviceMemory) -> int:
         if memory.device not in self._events:
-            self._events[memory.device] = event = memory.begin_handover(self._link)
+            self._events[memory.device] = event = memory.begin_submission(self._link)
             self._begun.append((memory, event))
         return self._events[memory.device]

@@ -1,4 +1,4 @@
-"""Recognises a graph that was frozen before: each step of a training loop freezes the same one.
+"""The tables of graphs that were frozen before: each step of a training loop freezes the same one.
 
 The tables of freeze() depend only on what is compared here, so the tables of the earlier step are
 used again, as the very same objects. Everything made of them (the plan, encoded programs) is found
@@ -326,7 +326,7 @@ def guard_source(walked: Walk, root_nr: int, by_sequence: list[int]) -> tuple[st
     # Nodes of these kinds have the attributes that are read after them.
     compared: dict[str, tuple[list[str], list[Any]]] = {
         "inputs": (["root_nr", *found], [root_nr, *inputs]),
-        "looks": ([f"{one}.input_metadata" for one in every], [n.input_metadata for n in nodes]),
+        "infos": ([f"{one}.input_metadata" for one in every], [n.input_metadata for n in nodes]),
         "hooks": ([f"{one}.hooks" for one in every], [None] * len(nodes)),
         "packed": ([f"n{at}.has_packed" for at in by_sequence], [False] * len(by_sequence)),
     }

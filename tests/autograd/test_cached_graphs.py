@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import costs, recurring_graphs
+from mpgrad.autograd.freezing import cached_graphs, costs
 from mpgrad.autograd.freezing import freeze as freezing
+from mpgrad.autograd.freezing.cached_graphs import NODES_MAX, VARIANTS_MAX, Memory
 from mpgrad.autograd.freezing.freeze import freeze
 from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink
-from mpgrad.autograd.freezing.recurring_graphs import NODES_MAX, VARIANTS_MAX, Memory
 from mpgrad.autograd.roots import wanted_grads, wanted_results
 from mpgrad.recording.graph.node import Node
 from mpgrad.recording.tensors.tensor import gradient_edge
@@ -371,7 +371,7 @@ def test_the_memory_is_bounded(memory: Memory) -> None:
 
 
 def test_the_graphs_used_last_are_kept(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurring_graphs, "NODES_MAX", 20)
+    monkeypatch.setattr(cached_graphs, "NODES_MAX", 20)
     first = _simple()
     for steps in range(1, 8):
         x = leaf()

@@ -1,4 +1,4 @@
-"""Every message survives the codec; everything else is a ProtocolError and nothing worse."""
+"""Every message survives its frame; everything else is a ProtocolError and nothing worse."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from mpgrad.errors import ProtocolError
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do
 from mpgrad.scheduler.plan_tables import NodeTaskSpec, OutputSpec
-from mpgrad.wire import codec
-from mpgrad.wire.codec import decode, encode
-from mpgrad.wire.schema import FROM_CLIENT, FROM_WORKER, MESSAGES, Hello, Processes
+from mpgrad.wire import schema
+from mpgrad.wire.schema import FROM_CLIENT, FROM_WORKER, MESSAGES, Hello, Processes, decode, encode
 
 BLOCK = Block(1, 64, 4096, 7)
 TASK = NodeTaskSpec(
@@ -83,7 +82,7 @@ def test_each_side_says_only_what_it_may() -> None:
 
 def test_messages_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = encode(SAMPLES[0])
-    monkeypatch.setattr(codec, "MESSAGE_BYTES_MAX", len(frame) - 1)
+    monkeypatch.setattr(schema, "MESSAGE_BYTES_MAX", len(frame) - 1)
     with pytest.raises(ProtocolError, match="a Hello of"):
         encode(SAMPLES[0])
     with pytest.raises(ProtocolError, match="a frame of"):
