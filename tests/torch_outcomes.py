@@ -80,11 +80,17 @@ def of_torch(request: pytest.FixtureRequest) -> Of:
 
 @cache
 def find_torch() -> Any:
-    """The module, or None."""
+    """The module, or None.
+
+    It has one thread: several wait for each other in each call, and take 7 times the processor time
+    of one for small arrays.
+    """
     try:
-        return importlib.import_module("torch")
+        torch = importlib.import_module("torch")
     except ImportError:
         return None
+    torch.set_num_threads(1)
+    return torch
 
 
 @cache

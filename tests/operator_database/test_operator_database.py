@@ -55,6 +55,7 @@ def test_it_gives_what_was_recorded(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of PyTorch, as in tests/operator_database/__main__.py
 @pytest.mark.parametrize("name", NAMES)
 def test_it_does_what_pytorch_does(name: str) -> None:
     torch = find_torch()

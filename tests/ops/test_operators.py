@@ -1,11 +1,11 @@
 """Every operator of the table: values, gradients and second derivatives.
 
-PyTorch is the oracle; finite differences check the gradients without it.
+PyTorch is the oracle; tests/semantics/test_gradcheck_operators.py compares the derivatives of all
+cases with finite differences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -71,63 +71,6 @@ def test_values_and_gradients_equal_pytorchs(case: Case, of_torch: Of) -> None:
             assert (ours is None) == (theirs is None), oracle
             if ours is not None:
                 np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12, err_msg=oracle)
-
-
-@by_name
-def test_gradients_equal_finite_differences(case: Case) -> None:
-    if case.name == "embedding by frequency":
-        pytest.skip("its gradient is no derivative: PyTorch defines it so")
-    arrays = case.arrays()
-    out, inputs = run(case, arrays)
-    cotangent = cotangent_for(out)
-    for array, grad in zip(arrays, gradients([out], [cotangent], inputs), strict=True):
-        if grad is not None:
-            numeric = _finite_differences(
-                lambda: _inner(run(case, arrays)[0]._array, cotangent), array
-            )
-            np.testing.assert_allclose(grad, numeric, rtol=2e-5, atol=2e-7)
-
-
-@by_name
-def test_second_derivatives_equal_finite_differences(case: Case) -> None:
-    arrays = case.arrays()
-    out, inputs = run(case, arrays)
-    cotangent = cotangent_for(out)
-    firsts = differentiable_gradients([out], [Tensor(cotangent)], inputs)
-    used = [at for at, first in enumerate(firsts) if first is not None and first.requires_grad]
-    weights = {at: cotangent_for(firsts[at]) for at in used}
-
-    def slope() -> float:
-        again, same_inputs = run(case, arrays)
-        grads = gradients([again], [cotangent], same_inputs)
-        return sum(_inner(grads[at], weights[at]) for at in used)
-
-    seconds = gradients([firsts[at] for at in used], [weights[at] for at in used], inputs)
-    for array, second in zip(arrays, seconds, strict=True):
-        if second is not None:
-            numeric = _finite_differences(slope, array)
-            np.testing.assert_allclose(second, numeric, rtol=2e-5, atol=2e-6)
-
-
-def _inner(values: np.ndarray, weights: np.ndarray) -> float:
-    return float((values * weights.conj()).sum().real)
-
-
-def _finite_differences(function: Callable[[], float], array: np.ndarray) -> np.ndarray:
-    """Central differences of ``function``, which reads ``array``.
-
-    Of complex numbers ``d/dx + 1j * d/dy``, which is what the gradient is to be.
-    """
-    step, numeric = 1e-6, np.zeros_like(array)
-    for place in np.ndindex(array.shape):
-        for direction in (1, 1j) if array.dtype.kind == "c" else (1,):
-            kept, ends = array[place], []
-            for value in (kept + step * direction, kept - step * direction):
-                array[place] = value
-                ends.append(function())
-            array[place] = kept
-            numeric[place] += (ends[0] - ends[1]) / (2 * step) * direction
-    return numeric
 
 
 @by_name

@@ -12,8 +12,8 @@ from tests.ops.cases import CASES, Case
 from tests.ops.test_operators import MPGRAD
 from tests.semantics.paired import row
 
-#: But for the one whose gradient is another thing than the derivative: PyTorch defines it so.
-DERIVATIVES = [case for case in CASES if case.name != "embedding by frequency"]
+#: Its gradient is another thing than the derivative: PyTorch defines it so.
+NO_DERIVATIVE = "embedding by frequency"
 
 
 def check(case: Case) -> None:
@@ -22,12 +22,13 @@ def check(case: Case) -> None:
     def function(*tensors: Any) -> Any:
         return case.function(MPGRAD, *tensors)
 
-    assert gradcheck(function, inputs, fast_mode=True, check_grad_dtypes=True)
+    if case.name != NO_DERIVATIVE:
+        assert gradcheck(function, inputs, fast_mode=True, check_grad_dtypes=True)
     assert gradgradcheck(function, inputs, fast_mode=True)
 
 
 @row("Q1", "Q2")
-@pytest.mark.parametrize("case", DERIVATIVES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_first_and_second_derivatives_are_right(case: Case) -> None:
     with mg.Engine("local"):
         check(case)
@@ -35,6 +36,6 @@ def test_first_and_second_derivatives_are_right(case: Case) -> None:
 
 @row("Q1", "Q2")
 @pytest.mark.process
-@pytest.mark.parametrize("case", DERIVATIVES[::4], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES[::4], ids=lambda case: case.name)
 def test_they_are_right_on_workers_too(case: Case, process_engine: mg.Engine) -> None:
     check(case)

@@ -32,10 +32,21 @@ WORLDS_FAST, WORLDS_SLOW = 520, 2600
 
 
 @pytest.mark.slow
-def test_a_thousand_graphs_with_every_fault() -> None:
+def test_a_thousand_graphs_with_every_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go through every row of the life of a graph: what no World reaches, none checks."""
+    seen: set[tuple[GraphPhase, GraphEvent]] = set()
+    right = CoordinatorState.happens
+
+    def happens(self: CoordinatorState, graph: GraphTask, event: GraphEvent, *given: Any) -> None:
+        seen.add((graph.phase, event))
+        right(self, graph, event, *given)
+
+    monkeypatch.setattr(CoordinatorState, "happens", happens)
     tally = run_worlds(range(WORLDS_FAST))
     assert tally.graphs >= 1000
     assert set(tally.injected) == {field.name for field in fields(Faults)}
+    # A correct worker drops nothing of a running graph.
+    assert set(GRAPH_TRANSITIONS) - seen == {(GraphPhase.RUNNING, GraphEvent.TASK_DROPPED)}
 
 
 @pytest.mark.long
@@ -209,21 +220,3 @@ def test_random_graphs_are_well_formed_and_varied() -> None:
 def test_a_session_that_was_cut_off_keeps_nothing_in_a_hook() -> None:
     world = World(975600171, workers=4, gpus=0, graphs=1, sessions=3, clients=1).run()
     assert world.dice.injected["breach"] == 1
-
-
-@pytest.mark.slow
-def test_worlds_go_through_every_row_of_the_life_of_a_graph(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What no World reaches, none checks. A correct worker drops nothing of a running graph."""
-    seen: set[tuple[GraphPhase, GraphEvent]] = set()
-    right = CoordinatorState.happens
-
-    def happens(self: CoordinatorState, graph: GraphTask, event: GraphEvent, *given: Any) -> None:
-        seen.add((graph.phase, event))
-        right(self, graph, event, *given)
-
-    monkeypatch.setattr(CoordinatorState, "happens", happens)
-    for seed in range(600):
-        World.drawn(seed).run()
-    assert set(GRAPH_TRANSITIONS) - seen == {(GraphPhase.RUNNING, GraphEvent.TASK_DROPPED)}
