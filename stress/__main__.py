@@ -11,6 +11,7 @@ from pathlib import Path
 from mpgrad.engine.blas import blas_limit
 from stress.branches import BRANCHES
 from stress.chaos import CALLS, CHAOS
+from stress.cluster import CLUSTER
 from stress.deep import DEEP
 from stress.elastic import ELASTIC
 from stress.files import FILES
@@ -30,13 +31,14 @@ from stress.wide import WIDE
 
 RUNS = (
     CHAOS, CALLS, SIMULATION, SOAK, STORM, FUZZ, FILES, DEEP, WIDE, OOM, OPERATORS, FUNCTIONS,
-    BRANCHES, HOSTILE, HOSTS, ELASTIC,
+    BRANCHES, HOSTILE, HOSTS, ELASTIC, CLUSTER,
 )  # fmt: skip
 #: How long forms differ from the defaults, which are for a first look.
 LONG = {
     "branches": ["--programs", "5000"],
     "calls": ["--kills", "1000", "--minutes", "20"],
     "chaos": ["--kills", "1000", "--minutes", "20"],
+    "cluster": ["--kills", "200", "--minutes", "30"],
     "elastic": ["--kills", "100", "--minutes", "20"],
     "files": ["--files", "100000"],
     "functions": ["--programs", "10000"],

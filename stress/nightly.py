@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +56,7 @@ KINDS = (
     Kind("storm"),
     Kind("hosts", ("--kills", "20", "--frames", "20000", "--minutes", "20")),
     Kind("elastic", ("--kills", "8", "--minutes", "20")),
+    *([Kind("cluster", ("--kills", "20", "--minutes", "20"))] if find_spec("ray") else []),
     Kind("soak", ("--backwards", "20000", "--minutes", "20")),
     Kind("oom", ("--rounds", "5"), ""),
     Kind("hostile", (), ""),

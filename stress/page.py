@@ -22,8 +22,8 @@ hours and writes their rows:
 
 `scripts/stress RUN --write FILE` runs one; `scripts/stress --help` explains each. Every run has a
 limit of time and count, prints the seed that repeats it, and ends with exit status 0 or 1. Short
-forms of all runs are tests (`tests/stress`). `ARCHITECTURE.md` explains what happens when a process
-dies.
+forms of all runs are tests (`tests/stress`). `docs/maintainers/guarantees.md` explains what happens
+when a process dies.
 """
 _TABLE = "| run | verdict | figures | command | date, machine |\n|---|---|---|---|---|\n"
 _ROW = re.compile(r"^\| (\w+) \| (?:PASSED|FAILED) \|.*$", re.MULTILINE)

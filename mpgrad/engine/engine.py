@@ -81,6 +81,9 @@ class Engine:
         cluster: the address of a Ray cluster, as ``ray.init`` takes it, or "auto". The calls of
             ``parallel_map`` and ``fork`` run on its hosts, each of which gets an engine with
             ``cpu_workers`` workers (default: its CPUs). All else runs here.
+        same_arithmetic: leave out hosts of the cluster whose processor or BLAS is another one than
+            here, or whose versions are. Otherwise a warning names them once.
+        runtime_env: of the processes on the cluster's hosts, as Ray takes it.
 
     Raises:
         ValueError: an argument is out of range.
@@ -112,6 +115,8 @@ class Engine:
         initializer: Callable[..., Any] | None = None,
         initargs: Sequence[Any] = (),
         cluster: str | None = None,
+        same_arithmetic: bool = False,
+        runtime_env: dict[str, Any] | None = None,
     ) -> None:
         require_no_mark()
         self._options = EngineOptions.checked(
@@ -128,6 +133,8 @@ class Engine:
             initializer,
             initargs,
             cluster,
+            same_arithmetic,
+            runtime_env,
         )
         self._made: Execution | None = None
         # Re-entrant: a handler of a signal may run a backward while its thread makes this.

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mpgrad.base.html_text import html_table
 from mpgrad.engine.graph_submission import GraphSubmission
 from mpgrad.scheduler.instructions import CompleteGraph, FailGraph
+
+if TYPE_CHECKING:
+    from mpgrad.shm.hosts_board import HostFigures
 
 
 class Counters:
@@ -82,6 +86,7 @@ class EngineStatistics:
             differentiated, in this process and in workers; and what they hold.
         client_arena, engine_arena: the arenas of this process's tensors and of workers' results
             (None while no process runs).
+        hosts: of ``Engine(cluster=...)``, and what each has done.
     """
 
     mode: str
@@ -102,6 +107,7 @@ class EngineStatistics:
     branch_bytes: int = 0
     client_arena: ArenaStatistics | None = None
     engine_arena: ArenaStatistics | None = None
+    hosts: Sequence[HostFigures] = ()
 
     def __str__(self) -> str:
         """A line for each figure that is not 0."""
@@ -123,6 +129,8 @@ class EngineStatistics:
         for name, value in vars(self).items():
             if isinstance(value, ArenaStatistics):
                 rows += [(f"{name}: {part}", figure) for part, figure in vars(value).items()]
+            elif name == "hosts":
+                rows += [(f"host {host.name}", host.in_words()) for host in self.hosts]
             elif name == "tasks":
                 rows += [(f"tasks of {who}", count) for who, count in value.items()]
             else:

@@ -380,6 +380,7 @@ class Execution:
             branch_bytes=BRANCHES.nbytes + (processes.branch_bytes if processes is not None else 0),
             client_arena=_figures_of_client_arena(),
             engine_arena=ArenaStatistics(*processes.arena) if processes is not None else None,
+            hosts=() if self.hosts is None else self.hosts.figures(),
         )
 
     def processes(self) -> Processes | None:

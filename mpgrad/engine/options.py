@@ -43,8 +43,10 @@ class EngineOptions:
     initializer: Callable[..., Any] | None = None
     initargs: tuple[Any, ...] = ()
     shared: SharedCores | None = None
-    #: The address of a cluster whose hosts run calls.
+    #: The address of a cluster whose hosts run calls; which of them, and Ray's environment there.
     cluster: str | None = None
+    same_arithmetic: bool = False
+    runtime_env: dict[str, Any] | None = None
 
     @property
     def has_checksums(self) -> bool:
@@ -67,6 +69,8 @@ class EngineOptions:
         initializer: Callable[..., Any] | None = None,
         initargs: Sequence[Any] = (),
         cluster: str | None = None,
+        same_arithmetic: bool = False,
+        runtime_env: dict[str, Any] | None = None,
     ) -> EngineOptions:
         """The options for these arguments of ``Engine``.
 
@@ -99,6 +103,8 @@ class EngineOptions:
             initializer=initializer,
             initargs=tuple(initargs),
             cluster=cluster,
+            same_arithmetic=bool(same_arithmetic),
+            runtime_env=runtime_env,
         )
         if not isinstance(cluster, str | None):
             raise TypeError(f"Engine(cluster={cluster!r}): it must be an address, or 'auto'")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpgrad.scheduler.graph_spec import ON_CPU
+from mpgrad.shm.hosts_board import HostFigures, hosts_of_client
 from mpgrad.shm.status_board import (
     BoardFigures,
     QueueFigures,
@@ -77,6 +78,25 @@ class EngineUse:
     workers: tuple[WorkerUse, ...]
     figures: BoardFigures
     queues: tuple[QueueFigures, ...]
+
+
+class ClusterUse(NamedTuple):
+    """A client with hosts of a cluster, its command line, and the hosts."""
+
+    client: ProcessUse
+    program: str
+    hosts: list[HostFigures]
+
+
+def used_clusters() -> list[ClusterUse]:
+    """Those of all clients of this user."""
+    found = []
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and (hosts := hosts_of_client(int(entry.name))):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                program = " ".join(_command(entry.name))
+                found.append(ClusterUse(_use(int(entry.name)), program, hosts))
+    return sorted(found, key=lambda one: one.client.pid)
 
 
 def running_engines() -> list[EngineUse]:

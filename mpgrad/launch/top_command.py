@@ -8,7 +8,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.launch.engine_processes import EngineUse, ProcessUse, gpus_in_use, running_engines
+from mpgrad.launch.engine_processes import (
+    EngineUse,
+    ProcessUse,
+    gpus_in_use,
+    running_engines,
+    used_clusters,
+)
 from mpgrad.scheduler.graph_spec import ON_CPU
 
 #: Seconds between two looks, over which the use of CPUs is measured.
@@ -62,6 +68,7 @@ class _Look:
     def __init__(self) -> None:
         self.engines = running_engines()
         self.gpus = gpus_in_use(self.engines)
+        self.clusters = used_clusters()
         self._at = time.monotonic()
         self._used = {
             process.pid: process.cpu_seconds
@@ -74,6 +81,14 @@ class _Look:
         return {
             "engines": [self._figures_of(engine, before) for engine in self.engines],
             "gpus": [gpu._asdict() for gpu in self.gpus],
+            "clusters": [
+                {
+                    "client": cluster.client.pid,
+                    "program": cluster.program,
+                    "hosts": [vars(host) for host in cluster.hosts],
+                }
+                for cluster in self.clusters
+            ],
         }
 
     def _figures_of(self, engine: EngineUse, before: _Look) -> dict[str, Any]:
@@ -110,7 +125,7 @@ class _Look:
 
     def text(self, before: _Look) -> str:
         """The same for people."""
-        if not self.engines:
+        if not self.engines and not self.clusters:
             return "no engine runs (of this user)"
         lines = [
             f"cuda:{gpu.number}: {gpu.busy:.0%} busy, {gpu.used_bytes / _MIB:,.0f} of "
@@ -118,6 +133,13 @@ class _Look:
             for gpu in self.gpus
         ]
         parts = [self._lines(engine, before) for engine in self.engines]
+        parts += [
+            [
+                f"hosts of {cluster.client.pid}: {_printable(cluster.program)[:90]}",
+                *[f"  {_printable(host.name)}: {host.in_words()}" for host in cluster.hosts],
+            ]
+            for cluster in self.clusters
+        ]
         return "\n\n".join("\n".join(part) for part in [*parts, *([lines] if lines else [])])
 
     def _lines(self, engine: EngineUse, before: _Look) -> list[str]:

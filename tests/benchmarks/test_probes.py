@@ -56,6 +56,19 @@ def test_small_nodes_are_measured_in_another_interpreter():
 
 @pytest.mark.slow
 @pytest.mark.process
+def test_simulated_hosts_get_both_passes_of_each_item():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.probes.many_hosts", "2"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    head, line = done.stdout.splitlines()
+    found = dict(zip(head.split(), line.replace(" us", "").split(), strict=True))
+    assert (found["hosts"], found["items"]) == ("2", "32")
+    assert float(found["messages"]) >= 2 * 32 / 4  # of four calls at most
+
+
+@pytest.mark.slow
+@pytest.mark.process
 def test_the_way_of_a_task_is_found_in_all_processes():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.probes.way_of_a_task"],

@@ -21,6 +21,7 @@ from mpgrad.launch.engine_processes import (
     gpus_in_use,
     running_engines,
 )
+from mpgrad.shm.hosts_board import HostFigures, HostsBoard, hosts_of_client
 from mpgrad.shm.status_board import (
     QUEUES_MAX,
     BoardFigures,
@@ -71,6 +72,20 @@ def test_the_board_holds_figures_and_workers() -> None:
     board.report(figures, queues * QUEUES_MAX, workers)
     assert len(queues_in(bytes(board._buffer))) == QUEUES_MAX
     board.close()
+
+
+def test_hosts_of_a_cluster_are_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    board = HostsBoard()
+    board.show([HostFigures("calm (1.2.3.4)", 8, 1234, 3 << 20), HostFigures("lost", losses=2)])
+    assert top_command.main(once=True, as_json=False) == 0
+    text = capsys.readouterr().out
+    assert f"hosts of {os.getpid()}: " in text
+    assert "  calm (1.2.3.4): 8 workers, 1,234 calls, 3.0 MiB sent, 0.0 MiB received\n" in text
+    assert "  lost: 0 workers, 0 calls, 0.0 MiB sent, 0.0 MiB received, losses: 2\n" in text
+    board.show([HostFigures("x" * 100_000)] * 9)  # as many as there is room for
+    assert len(hosts_of_client(os.getpid())) == 2
+    board.close()
+    assert hosts_of_client(os.getpid()) == []
 
 
 @pytest.mark.process
@@ -148,10 +163,11 @@ def test_without_engines_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(top_command, "running_engines", list)
+    monkeypatch.setattr(top_command, "used_clusters", list)
     assert top_command.main(once=True, as_json=False) == 0
     assert capsys.readouterr().out == "no engine runs (of this user)\n"
     assert top_command.main(once=True, as_json=True) == 0
-    assert json.loads(capsys.readouterr().out) == {"engines": [], "gpus": []}
+    assert json.loads(capsys.readouterr().out) == {"engines": [], "gpus": [], "clusters": []}
 
 
 #: Stands for NVIDIA's program on a machine with two GPUs, of which one keeps its use to itself.
@@ -184,6 +200,7 @@ def test_the_live_view_says_what_it_lacks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(top_command, "running_engines", list)
+    monkeypatch.setattr(top_command, "used_clusters", list)
     monkeypatch.setitem(sys.modules, "rich.live", None)
     assert top_command.main(once=False, as_json=False) == 2
     assert "mpgrad[top]" in capsys.readouterr().err

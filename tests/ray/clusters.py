@@ -1,8 +1,7 @@
-"""Ray clusters of two nodes on this machine, and what is left of a program that used one."""
+"""Ray clusters on this machine, and what is left of a program that used one."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -11,17 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.distributed.ranks import HANGS_S, ROOT
 from tests.python_path import path_to
-
-needs_ray = [
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
-    pytest.mark.ray,
-    pytest.mark.process,
-    pytest.mark.slow,
-]
 
 ENVIRONMENT = {
     **os.environ,
@@ -31,15 +21,16 @@ ENVIRONMENT = {
 }
 
 
-class TwoNodes:
-    """A cluster of two nodes.
+class Nodes:
+    """A cluster.
 
     Attributes:
         address: as ``ray.init`` takes it.
+        mark: in the environment of all its processes.
     """
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, process: subprocess.Popen[str], mark: str) -> None:
+        self._process, self.mark = process, mark
         self.address = self._read()
 
     def _read(self) -> str:
@@ -55,16 +46,16 @@ class TwoNodes:
 
 
 @contextmanager
-def two_nodes() -> Iterator[TwoNodes]:
-    """Start a cluster."""
-    command = [sys.executable, str(Path(__file__).with_name("two_nodes.py"))]
+def two_nodes(count: int = 2) -> Iterator[Nodes]:
+    """Start a cluster, of two nodes or of more."""
+    command = [sys.executable, str(Path(__file__).with_name("two_nodes.py")), str(count)]
     # Not below pytest's directories: Ray's sockets lie there, whose paths may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="ray") as directory:
         environment = {**ENVIRONMENT, "RAY_TMPDIR": directory}
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         ) as process:
-            yield TwoNodes(process)
+            yield Nodes(process, f"RAY_TMPDIR={directory}")
             process.communicate("", timeout=HANGS_S)
 
 

@@ -3,42 +3,14 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-import uuid
 from pathlib import Path
 
 import pytest
 
-import mpgrad as mg
 from tests.leftovers import wait_until
-from tests.ray.clusters import ENVIRONMENT, needs_ray, processes_with, two_nodes
-
-#: Prints the digest of what ``work`` gives in ``local``, and on the cluster; ``between`` runs
-#: between the passes.
-FRAME = """
-import hashlib, sys, warnings
-import mpgrad as mg
-
-def between():
-    pass
-
-def digest_of(arrays):
-    return hashlib.sha256(b"".join([a.tobytes() for a in arrays])).hexdigest()
-
-def hosts_of(engine):
-    return engine._made.hosts
-
-{work}
-
-if __name__ == "__main__":
-    with mg.Engine("local"):
-        print("local", digest_of(work()), flush=True)
-    with mg.Engine("process", cluster=sys.argv[1]) as engine:
-        {between}
-        print("hosts", digest_of(work()), flush=True)
-        {after}
-"""
+from tests.ray.clusters import processes_with, two_nodes
+from tests.ray.marks import needs_ray
+from tests.ray.scripts import Begun, digests, run, script_of
 
 OWN = """
 def simulate(x, w, b):
@@ -137,64 +109,6 @@ LOSES = """
                 print("between", flush=True)
                 sys.stdin.readline()
 """
-
-
-def script_of(directory: Path, work: str, between: str = "", after: str = "") -> Path:
-    path = directory / "script.py"
-    path.write_text(FRAME.format(work=work, between=between.strip(), after=after))
-    return path
-
-
-def run(cluster: str, script: Path, variables: dict[str, str] | None = None) -> list[str]:
-    """What it prints; all that it started has ended."""
-    mark = uuid.uuid4().hex
-    done = subprocess.run(
-        [sys.executable, str(script), cluster],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60.0,
-        env={**ENVIRONMENT, "MPGRAD_MARK_OF_TEST": mark, **(variables or {})},
-    )
-    assert done.returncode == 0, done.stderr
-    wait_until(lambda: not processes_with(mark), 60.0)
-    assert processes_with(mark) == []
-    return done.stdout.splitlines()
-
-
-class Begun:
-    """A script that waits for a line, with the mark of all that it starts."""
-
-    def __init__(self, cluster: str, script: Path) -> None:
-        self.mark = uuid.uuid4().hex
-        self.process = subprocess.Popen(
-            [sys.executable, str(script), cluster],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**ENVIRONMENT, "MPGRAD_MARK_OF_TEST": self.mark},
-        )
-
-    def until(self, text: str) -> list[str]:
-        """Read until a line begins with ``text``."""
-        assert self.process.stdout is not None
-        found: list[str] = []
-        while not (found and found[-1].startswith(text)):
-            line = self.process.stdout.readline()
-            assert line, self.process.communicate()[1]
-            found.append(line.strip())
-        return found
-
-    def end(self, said: str = "") -> tuple[int, list[str], str]:
-        output, errors = self.process.communicate(said, timeout=60.0)
-        wait_until(lambda: not processes_with(self.mark), 60.0)
-        assert processes_with(self.mark) == []
-        return self.process.returncode, output.splitlines(), errors
-
-
-def digests(lines: list[str]) -> dict[str, str]:
-    return dict(line.split() for line in lines if line.startswith(("local ", "hosts ")))
 
 
 class TestOnHosts:
@@ -365,7 +279,8 @@ def backward():
     sum(mg.parallel_map(Waits.apply, xs, paths)).sum().backward()
 
 def work():
-    return [mg.parallel_map(lambda x: x * 2, [mg.ones(3)])[0].numpy()]
+    # As many as there is room for: one that nobody has stopped would keep one of them waiting.
+    return [one.numpy() for one in mg.parallel_map(lambda x: x * 2, [mg.ones(3)] * 8)]
 """
         between = f"""
         print("between", flush=True)
@@ -424,58 +339,3 @@ def work():
         for line in lines:
             for text in ("(2,)", "in fails of item 2", "('back',)", "in the backward of"):
                 assert text in line
-
-    def test_other_versions_are_one_error(self, cluster: str, tmp_path: Path) -> None:
-        script = tmp_path / "script.py"
-        script.write_text(
-            "import sys, mpgrad as mg\n"
-            "mg.__version__ = '0.0.0'\n"
-            "try:\n    mg.Engine(cluster=sys.argv[1]).__enter__()\n"
-            "except mg.errors.MpgradError as error:\n    print(error)\n"
-        )
-        text = "\n".join(run(cluster, script))
-        assert text.count(f"mpgrad {mg.__version__} (here 0.0.0)") == 2
-        assert "Install the same versions there" in text
-
-    def test_a_host_that_is_taken_is_not_waited_for(self, cluster: str, tmp_path: Path) -> None:
-        script = tmp_path / "script.py"
-        script.write_text(
-            "import sys\nimport ray\nimport mpgrad as mg\n"
-            "from mpgrad.engine.cluster import host_calls\n"
-            "host_calls.OTHERS_S = 5.0\n"
-            "ray.init(sys.argv[1], log_to_driver=False)\n"
-            "class Taken:\n    def is_here(self):\n        return True\n"
-            "taken = ray.remote(num_cpus=2)(Taken).remote()\n"
-            "ray.get(taken.is_here.remote())\n"
-            "with mg.Engine('process', cluster=sys.argv[1]) as engine:\n"
-            "    print(mg.parallel_map(abs, [-1]), engine._made.hosts.workers)\n"
-            "    ray.kill(taken)\n"
-            "    while engine._made.hosts.workers < 4:\n"
-            "        assert mg.parallel_map(abs, [-1]) == [1]\n"
-            "print('both')\n"
-        )
-        assert {"[1] 2", "both"} <= {*run(cluster, script)}
-
-    def test_an_address_where_nothing_is(self, tmp_path: Path) -> None:
-        script = tmp_path / "script.py"
-        script.write_text(
-            "import mpgrad as mg\n"
-            "try:\n    mg.Engine(cluster='127.0.0.1:1').__enter__()\n"
-            "except mg.errors.MpgradError as error:\n    print(error)\n"
-        )
-        [line, *_] = run("", script)
-        assert "Engine(cluster='127.0.0.1:1'): no Ray cluster answers there" in line
-
-
-def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    engine = mg.Engine(cluster="auto")
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'mpgrad\[ray\]'"), engine:
-        pass
-    with mg.Engine("local", cluster="auto"):
-        assert mg.parallel_map(lambda x: x + 1, [1]) == [2]
-
-
-def test_the_address_is_a_text() -> None:
-    with pytest.raises(TypeError, match="an address, or 'auto'"):
-        mg.Engine(cluster=True)  # type: ignore[arg-type]

@@ -16,7 +16,8 @@ from mpgrad.distributed.launch.group_setup import reserved_port
 from mpgrad.launch.cli import main
 from tests.distributed.ranks import HANGS_S, rank_environment, run_ranks
 from tests.leftovers import wait_until
-from tests.ray.clusters import ENVIRONMENT, needs_ray, processes_with
+from tests.ray.clusters import ENVIRONMENT, processes_with
+from tests.ray.marks import needs_ray
 
 TRAINS = """
 import hashlib, os, sys

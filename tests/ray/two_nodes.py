@@ -1,8 +1,8 @@
 """A Ray cluster of two nodes (or its argument) on this machine: prints its address, and ends with
 its stdin.
 
-For each line ("remove" or "add") it kills the raylet of the node that is not the head's, or starts
-such a node. Then it prints the time before.
+For each line ("remove" or "add") it kills the raylet of the node that came last, or starts a node;
+"remove 0" kills that of the node that came first. The head stays. Then it prints the time before.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ def main() -> None:
     """Run it."""
     node = {"num_cpus": 2, "object_store_memory": STORE_BYTES}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    for _ in range(int(sys.argv[1]) - 1 if sys.argv[1:] else 1):
-        second = cluster.add_node(**node)
+    others = [cluster.add_node(**node) for _ in range(int(sys.argv[1]) - 1 if sys.argv[1:] else 1)]
     cluster.wait_for_nodes()
     print(cluster.address, flush=True)
     for line in sys.stdin:
         before = time.monotonic()
-        if line.strip() == "add":
-            second = cluster.add_node(**node)
+        what, _, which = line.strip().partition(" ")
+        if what == "add":
+            others.append(cluster.add_node(**node))
         else:
-            cluster.remove_node(second, allow_graceful=False)
+            cluster.remove_node(others.pop(int(which or -1)), allow_graceful=False)
         print(before, flush=True)
     cluster.shutdown()
 

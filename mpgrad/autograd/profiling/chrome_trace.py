@@ -71,8 +71,9 @@ class _Trace:
             yield from self._named("thread_name", self._row(thread, None), name)
         for worker in sorted({event.worker for event in events if event.worker is not None}):
             row = self._row(0, worker)
-            yield from self._process(row["pid"], f"worker {worker}", 2 + worker)
-            yield from self._named("thread_name", row, f"worker {worker}")
+            name = self._recording.worker_names.get(worker, f"worker {worker}")
+            yield from self._process(row["pid"], name, 2 + worker)
+            yield from self._named("thread_name", row, name)
 
     def _process(self, number: int, name: str, order: int) -> Iterator[Entry]:
         row = {"pid": number, "tid": number}

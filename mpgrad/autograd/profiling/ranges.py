@@ -116,6 +116,8 @@ class Recording:
         #: Process ids of the workers by slot, and of the coordinator, where they were asked.
         self.worker_pids: dict[int, int] = {}
         self.coordinator_pid: int | None = None
+        #: What workers on other hosts are called, by their number.
+        self.worker_names: dict[int, str] = {}
         self._lock = threading.Lock()
         self._ranges: list[Range] = []
         self._backwards: list[BackwardRun] = []

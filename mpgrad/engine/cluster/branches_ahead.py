@@ -33,6 +33,9 @@ from mpgrad.wire.captured_state import capture_state
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
+#: What comes of a branch: its gradients.
+Flight: TypeAlias = Future[list[Tensor | None]]
+
 #: The bytes between two results.
 _PADDING = 64
 
@@ -62,7 +65,7 @@ class BranchesAhead:
 
     def __init__(self, frozen: FrozenGraph, calls: HostCalls) -> None:
         self._frozen, self._calls = frozen, calls
-        self._begun: list[tuple[Submission, dict[str, Any]]] = []
+        self._begun: list[tuple[Submission, Flight, dict[str, Any]]] = []
         nodes, spec = frozen.nodes, frozen.spec
         complete_at = {
             at: 0 for at, node in enumerate(nodes) if frozen.runs[at] and holder_of(node) >= SLOTS
@@ -85,7 +88,7 @@ class BranchesAhead:
             if isinstance(node, FunctionNode):
                 needs = [edge is not None for edge in self._frozen.spec.nodes[at].edges[1:]]
                 self._begin(node, sums_of(at), tuple(needs))
-        if begun := [submission for submission, _ in self._begun[count:]]:
+        if begun := [submission for submission, _, _ in self._begun[count:]]:
             self._calls.submit_all(begun)
 
     def _begin(self, node: FunctionNode, grads: Sequence[Any], needs: tuple[bool, ...]) -> None:
@@ -102,7 +105,7 @@ class BranchesAhead:
         task = Derivative(ctx.call, ctx.digest, wanted, tuple(kinds), needs, (), modes)
         sizes = [0 if one is None else one.nbytes + _PADDING for one in inputs]
         room = sum([size for size, need in zip(sizes, needs, strict=True) if need])
-        found: Future[list[Tensor | None]] = Future()
+        found: Flight = Future()
         submission = Submission(
             [Request(task, [*inputs, *[grad for _, grad in given]], room, ctx.lifetime.slot)],
             capture_state(),
@@ -112,18 +115,17 @@ class BranchesAhead:
             partial(_end, found, len(needs)),
         )
         ctx.flight = found.result
-        self._begun.append((submission, vars(ctx)))
+        self._begun.append((submission, found, vars(ctx)))
 
     def stop(self, grace_ms: int | None) -> None:
         """Nobody will ask for what has begun."""
-        for submission, attributes in self._begun:
-            if attributes.pop("flight", None) is not None:
+        for submission, found, attributes in self._begun:
+            attributes.pop("flight", None)
+            if not found.done():  # the Node that waited for it has taken its flight
                 self._calls.stop(submission, grace_ms)
 
 
-def _end(
-    found: Future[list[Tensor | None]], count: int, answered: Sequence[Answered] | BaseException
-) -> None:
+def _end(found: Flight, count: int, answered: Sequence[Answered] | BaseException) -> None:
     if isinstance(answered, BaseException):
         found.set_exception(answered)
         return

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
+from threadpoolctl import threadpool_info
 
 import mpgrad
+from mpgrad.base.machine import processor_name
 from mpgrad.calls.array_library import PRELOADED
 from mpgrad.calls.call import BranchCall, Derivative
 from mpgrad.calls.packing import call_of, derivative_of
@@ -71,6 +73,18 @@ def versions() -> dict[str, str]:
     }
 
 
+def arithmetic() -> dict[str, str]:
+    """What decides how results are rounded, beside that."""
+    return {
+        "processor": processor_name(),
+        "BLAS": ", ".join(
+            f"{pool['internal_api']} {pool['version']} {pool.get('architecture', '')}".strip()
+            for pool in threadpool_info()
+            if pool["user_api"] == "blas" and "numpy" in pool["filepath"]
+        ),
+    }
+
+
 class HostActor:
     """The engine of one host. Each method may wait: they have threads of their own."""
 
@@ -89,6 +103,10 @@ class HostActor:
         assert self._engine is not None
         return self._engine
 
+    def __repr__(self) -> str:
+        """Stands before each line that its workers print."""
+        return f"host {platform.node()}"
+
     def greet(self) -> Greeting:
         """Start the engine."""
         options = self._options
@@ -104,7 +122,7 @@ class HostActor:
         checked = EngineOptions.checked("process", workers, gpus="none", recover="all", **arguments)
         self._engine = Execution(checked, partial(CoordinatorProcess, checked))
         self._engine.sessions.start()
-        return workers, versions()
+        return Greeting(workers, versions(), arithmetic())
 
     def run(self, task: bytes, data: Sequence[Array], *stored: Array) -> list[Reply]:
         """Run a HostTask. What each of its calls has given, in order."""

@@ -7,14 +7,16 @@ cache of its host, so a lost host is one path: what it had goes to another one.
 from __future__ import annotations
 
 import queue
-import textwrap
 import threading
+import warnings
 import weakref
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -26,14 +28,16 @@ from mpgrad.calls.call import items_in_order
 from mpgrad.engine.calls_in_workers import Answered, Chunks, Request, depth_of_calls
 from mpgrad.engine.cluster.host_contract import Cluster, Greeting, Reply
 from mpgrad.engine.cluster.host_in_use import SLOTS, HostInUse
-from mpgrad.engine.cluster.host_tasks import TaskPacker
+from mpgrad.engine.cluster.host_profile import note_calls
+from mpgrad.engine.cluster.host_starts import HostStarts, line_of, others_text
+from mpgrad.engine.cluster.host_tasks import STORED_ABOVE_BYTES, TaskPacker
 from mpgrad.engine.cluster.single_calls import one_by_one, single_call
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.submitter import Submission, serving_here
 from mpgrad.errors import EngineClosed, MpgradError, WorkerLost
 from mpgrad.scheduler.events import ANY_SLOT
+from mpgrad.shm.hosts_board import HostFigures, HostsBoard
 from mpgrad.wire.captured_state import CapturedState
-from mpgrad.wire.remote_error import decode_error
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -45,12 +49,12 @@ MESSAGES = 4
 LOOK_S, OTHERS_S, START_S = 2.0, 20.0, 60.0
 #: Seconds after which a host that does not answer counts as lost.
 SILENCE_S = 30.0
-#: The hosts that may be lost under a call, which may be the cause; the starts of a host.
-LOSSES_MAX = STARTS_MAX = 3
+#: The hosts that may be lost under a call, which may be the cause.
+LOSSES_MAX = 3
+#: The waiting calls among which a host's are chosen, and the arrays whose host is known.
+WINDOW, PLACES_MAX = 64, 10_000
 #: Bytes that are stored for hosts which may ask for them later.
 STORED_BYTES_MAX = 256 << 20
-#: The characters that are shown of why a host is lost: Ray says much.
-LINE_MAX = 160
 _CLOSED = "the engine was closed before the call had ended"
 
 
@@ -59,19 +63,24 @@ class HostCalls:
 
     Args:
         cluster: the hosts.
-        versions: of this process, which all hosts must have.
+        starts: which of them take part.
 
     Attributes:
         ended: the branches that nobody will differentiate: place, number; any thread appends.
         workers: of all hosts that have started.
     """
 
-    def __init__(self, cluster: Cluster, versions: dict[str, str]) -> None:
-        self._cluster, self._versions = cluster, versions
+    def __init__(self, cluster: Cluster, starts: HostStarts) -> None:
+        self._cluster, self._starts = cluster, starts
         self.ended: deque[tuple[int, int]] = deque()
         self.workers = 0
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._hosts: dict[int, HostInUse] = {}
+        #: What hosts have done, by node.
+        self._figures: dict[str, HostFigures] = {}
+        self._board = HostsBoard()
+        #: The host that had last got a large array, by where the array lies.
+        self._places: dict[tuple[int, int], int] = {}
         self._waiting: deque[Submission] = deque()
         self._running: dict[Submission, tuple[HostInUse, int]] = {}
         #: The parts of submissions of several calls.
@@ -86,12 +95,6 @@ class HostCalls:
         self._stored: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
         self._next = 0
         self._begun_at = self._looked_at = self._has_hosts_at = -1.0
-        #: Of the start: hosts that have not answered, and what does not fit.
-        self._starting: set[int] = set()
-        self._problems: list[str] = []
-        #: The starts that have failed, by node.
-        self._failures: Counter[str] = Counter()
-        self._started: Future[None] = Future()
         self.is_closed, self._closes = False, threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="mpgrad-hosts", daemon=True)
 
@@ -105,7 +108,7 @@ class HostCalls:
         """
         self._thread.start()
         try:
-            self._started.result(START_S)
+            self._starts.done.result(START_S)
         except TimeoutError:
             self.close()
             raise MpgradError(
@@ -115,6 +118,8 @@ class HostCalls:
         except BaseException:
             self.close()
             raise
+        if self._starts.others:
+            warnings.warn(others_text(self._starts.others), stacklevel=2)
 
     def submit(self, submission: Submission) -> None:
         """Let its calls run as soon as there is room."""
@@ -161,6 +166,10 @@ class HostCalls:
             )
             raise
 
+    def figures(self) -> tuple[HostFigures, ...]:
+        """What each host has done."""
+        return tuple([replace(one) for one in [*self._figures.values()]])
+
     def close(self) -> None:
         """End all hosts' engines, and what waits for them."""
         if not self.is_closed:
@@ -171,6 +180,7 @@ class HostCalls:
     def abandon(self) -> list[Submission]:
         """In a forked child, which has no hosts: what was under way."""
         self.is_closed = True
+        self._board.close()
         return [*self._running, *self._waiting]
 
     # ------------------------------------------------------------------ the thread
@@ -207,31 +217,34 @@ class HostCalls:
             if (event := self._events.get()) is not None:
                 with suppress(Exception):
                     event()
-        if not self._started.done():
-            self._started.set_exception(error)
+        if not self._starts.done.done():
+            self._starts.done.set_exception(error)
         waiting = [one for host in self._hosts.values() for one in host.waiting]
         for submission in [*self._running, *self._waiting, *waiting]:
             submission.fail(error)
         for host in self._hosts.values():
             host.remote.kill()
+        self._board.close()
         self._cluster.close()
 
     def _look(self) -> None:
         """Let hosts that have come start, and end calls that no host will run."""
         for remote in self._cluster.new_hosts():
             self._next += 1
-            host = self._hosts[self._next] = HostInUse(self._next, remote)
-            if not self._started.done():
-                self._starting.add(host.number)
+            figures = self._figures.setdefault(remote.node, HostFigures(remote.name))
+            host = self._hosts[self._next] = HostInUse(self._next, remote, figures)
+            self._starts.begin(host)
             remote.greet(partial(self._later, self._greeted, host))
         self._looked_at = now = monotonic()
-        self._settle_start(waits=now - self._begun_at < OTHERS_S)
+        is_early = now - self._begun_at < OTHERS_S
+        self._starts.settle(waits=is_early, has_workers=self.workers > 0)
         for host in [one for one in self._hosts.values() if one.tasks]:
             if host.asked_at is None:
                 host.asked_at = now
                 host.remote.ask(partial(self._later, self._heard, host))
             elif now - host.asked_at > SILENCE_S:
                 self._lose(host, TimeoutError(f"it has not answered for {SILENCE_S:g} s"))
+        self._board.show([*self._figures.values()])
         if self.workers or not self._waiting:
             self._has_hosts_at = now
         elif now - self._has_hosts_at > START_S:
@@ -248,42 +261,12 @@ class HostCalls:
 
     def _greeted(self, host: HostInUse, result: Callable[[], Greeting]) -> None:
         """A host has started, or has not."""
-        name = host.remote.name
-        is_lost = False
-        try:
-            workers, versions = result()
-        except Exception as error:
-            problem, is_lost = f"{name}: {_line(error)}", self._cluster.is_loss(error)
+        if self._starts.end(host, result):
+            self.workers += host.workers
+            host.figures.workers = host.workers
         else:
-            differ = [
-                f"{what} {versions.get(what, 'missing')} (here {mine})"
-                for what, mine in self._versions.items()
-                if versions.get(what) != mine
-            ]
-            problem = f"{name}: {', '.join(differ)}" if differ else ""
-        self._starting.discard(host.number)
-        if problem:
             del self._hosts[host.number]
-            self._failures[host.remote.node] += 1
-            is_for_good = self._failures[host.remote.node] >= STARTS_MAX or not is_lost
-            host.remote.kill(for_good=is_for_good)
-            if self._started.done() and is_for_good:
-                say(f"a host cannot take part: {problem}")
-            self._problems.append(problem)
-        else:
-            self._failures.pop(host.remote.node, None)
-            host.workers = workers
-            self.workers += workers
-        self._settle_start(waits=bool(self._starting))
-
-    def _settle_start(self, *, waits: bool) -> None:
-        """Begin with the hosts that have started; ``waits`` for those that have not."""
-        if waits or self._started.done():
-            return
-        if self._problems:
-            self._started.set_exception(_unfit(self._problems))
-        elif self.workers:
-            self._started.set_result(None)
+        self._starts.settle(waits=self._starts.waits, has_workers=self.workers > 0)
 
     def _enqueue(self, calls: Sequence[Submission]) -> None:
         for submission in calls:
@@ -299,7 +282,7 @@ class HostCalls:
 
         Several calls share a message, which costs more than a call in it.
         """
-        for host in self._hosts.values():
+        for host in [one for one in self._hosts.values() if one.waiting]:
             count = max(host.workers, len(host.waiting) // MESSAGES)
             while host.waiting:
                 self._send(host, _first(host.waiting, count))
@@ -310,7 +293,27 @@ class HostCalls:
             host = min(free, key=lambda one: (one.calls / one.workers, one.number))
             share = len(self._waiting) // (AHEAD * len(self._hosts))
             room = min(host.workers, AHEAD * host.workers - host.calls, max(share, 1))
-            self._send(host, _first(self._waiting, room))
+            self._send(host, self._taken(host, room))
+
+    def _taken(self, host: HostInUse, count: int) -> list[Submission]:
+        """The next calls for a host: first those whose large arrays no other host has."""
+        window = [*islice(self._waiting, WINDOW if self._places else count)]
+        chosen = sorted(window, key=partial(self._bytes_elsewhere, host))[:count]
+        for submission in chosen:
+            self._waiting.remove(submission)
+            self._places.update(dict.fromkeys(map(_place, _large(submission)), host.number))
+        while len(self._places) > PLACES_MAX:
+            del self._places[next(iter(self._places))]
+        return chosen
+
+    def _bytes_elsewhere(self, host: HostInUse, submission: Submission) -> int:
+        return sum(
+            [
+                array.nbytes
+                for array in _large(submission)
+                if self._places.get(_place(array), host.number) != host.number
+            ]
+        )
 
     def _send(self, host: HostInUse, wanted: Sequence[Submission]) -> None:
         self._note_ended()
@@ -338,7 +341,9 @@ class HostCalls:
         host.tasks[self._next] = calls, [*packer.used]
         released, host.released = host.released, []
         end = partial(self._later, self._ended, host, self._next)
-        host.remote.run(packer.task(self._next, released), packer.data, packer.stored, end)
+        task = packer.task(self._next, released)
+        host.figures.sent_bytes += len(task) + packer.nbytes
+        host.remote.run(task, packer.data, packer.stored, end)
 
     def _store(self, digest: bytes, data: Array) -> Any:
         if digest not in self._stored:
@@ -352,7 +357,7 @@ class HostCalls:
     def _ended(self, host: HostInUse, number: int, result: Callable[[], list[Reply]]) -> None:
         if host.is_lost:
             return  # it is known
-        found: Sequence[Any]
+        found: Sequence[Reply | BaseException]
         try:
             found = result()
         except BaseException as error:
@@ -363,27 +368,24 @@ class HostCalls:
         calls, used = host.tasks.pop(number)
         host.calls -= len(calls)
         host.arrays.end(used)
-        for submission, reply in zip(calls, found, strict=True):
+        answers = [host.opened(reply) for reply in found]
+        note_calls(host.remote.name, [one.requests[0].call.name for one in calls], answers)
+        for submission, answered in zip(calls, answers, strict=True):
             del self._running[submission]
             if submission in self._unwanted:
                 self._unwanted.discard(submission)
                 host.released += submission.requests[0].recorded
-            if isinstance(reply, BaseException):
-                submission.tell(reply)
-            elif isinstance(reply, bytes):
-                submission.tell(decode_error(reply))
-            else:
-                answered = host.opened(reply)
-                submission.tell(answered if isinstance(answered, BaseException) else [answered])
+            submission.tell(answered if isinstance(answered, BaseException) else [answered])
 
     def _lose(self, host: HostInUse, error: BaseException) -> None:
         """A host is gone: what it had to do is done elsewhere."""
         host.is_lost = True
         self._hosts.pop(host.number, None)
         self.workers -= host.workers
+        host.figures.workers, host.figures.losses = 0, host.figures.losses + 1
         host.remote.kill()
         if not self.is_closed:
-            say(f"host {host.remote.name} is lost, its calls run elsewhere: {_line(error)}")
+            say(f"host {host.remote.name} is lost, its calls run elsewhere: {line_of(error)}")
         self._waiting.extendleft(reversed(host.waiting))
         for calls, _ in reversed(host.tasks.values()):
             for submission in reversed(calls):
@@ -429,19 +431,16 @@ class HostCalls:
                 host.remote.run(task, (), (), lambda result: None)
 
 
+def _large(submission: Submission) -> list[Array]:
+    found = submission.requests[0].inputs
+    return [one for one in found if one is not None and one.nbytes > STORED_ABOVE_BYTES]
+
+
+def _place(array: Array) -> tuple[int, int]:
+    """Where an array lies in this process: another one may lie there later, which costs little."""
+    return array.ctypes.data, array.nbytes
+
+
 def _first(queue: deque[Submission], count: int) -> list[Submission]:
     """Take up to ``count`` of them."""
     return [queue.popleft() for _ in range(min(count, len(queue)))]
-
-
-def _line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return textwrap.shorten(f"{type(error).__name__}: {lines[-1] if lines else ''}", LINE_MAX)
-
-
-def _unfit(problems: Sequence[str]) -> MpgradError:
-    return MpgradError(
-        "hosts of the cluster cannot take part, because results would differ or fail there:\n  "
-        + "\n  ".join(sorted(problems))
-        + "\nInstall the same versions there, or leave the hosts out of the cluster"
-    )

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-#: What a host tells of itself: its number of workers, and what must be equal on all hosts.
-Greeting: TypeAlias = tuple[int, dict[str, str]]
 #: What a call has given: the answer, the bytes of its tensors, microseconds; or an error.
 Reply: TypeAlias = tuple[bytes, Any, float] | bytes
+
+
+class Greeting(NamedTuple):
+    """What a host tells of itself.
+
+    Attributes:
+        workers: their number.
+        versions: what must be equal on all hosts.
+        arithmetic: what decides how results are rounded.
+    """
+
+    workers: int
+    versions: dict[str, str]
+    arithmetic: dict[str, str]
 
 
 class RemoteHost(Protocol):
@@ -39,12 +51,8 @@ class RemoteHost(Protocol):
     def stop(self, number: int, grace_ms: int | None) -> None:
         """Nobody wants the call with that number any more."""
 
-    def kill(self, *, for_good: bool = False) -> None:
-        """End it, with all its processes.
-
-        Args:
-            for_good: no other one shall take its place.
-        """
+    def kill(self, pause_s: float = 0.0) -> None:
+        """End it, with all its processes; another one may take its place after so many seconds."""
 
 
 class Cluster(Protocol):

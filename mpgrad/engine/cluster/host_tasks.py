@@ -132,6 +132,7 @@ class TaskPacker:
         data: the bytes of small arrays.
         stored: references to those of large ones; they come after the others.
         used: the arrays by their digests.
+        nbytes: of the arrays that go along.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class TaskPacker:
         self._calls: list[SentCall] = []
         self.data: list[Array] = []
         self.stored: list[Any] = []
+        self.nbytes = 0
 
     def add(
         self,
@@ -196,8 +198,9 @@ class TaskPacker:
         layout = InlineArray(array.shape, array.strides, array.dtype.str, offset, b"")
         place: int | None = None
         if self._arrays.use(digest, data.nbytes):
-            place = -1
-        elif data.nbytes > STORED_ABOVE_BYTES:
+            return len(self.used), -1, layout
+        self.nbytes += data.nbytes
+        if data.nbytes > STORED_ABOVE_BYTES:
             self.stored.append(self._store(digest, data))
         else:
             place = len(self.data)

@@ -7,6 +7,8 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from math import inf
+from time import monotonic
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,9 +17,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mpgrad.calls.array_library import PRELOADED
 from mpgrad.calls.initializing import Initializer
-from mpgrad.engine.cluster.host_actor import HostActor, HostOptions, versions
+from mpgrad.engine.cluster.host_actor import HostActor, HostOptions, arithmetic, versions
 from mpgrad.engine.cluster.host_calls import HostCalls
 from mpgrad.engine.cluster.host_contract import Greeting, RemoteHost, Reply
+from mpgrad.engine.cluster.host_starts import HostStarts
 from mpgrad.engine.options import EngineOptions
 from mpgrad.errors import EngineClosed, MpgradError
 
@@ -37,7 +40,9 @@ def hosts_of(options: EngineOptions) -> HostCalls:
     Raises:
         MpgradError: there is no such cluster.
     """
-    return HostCalls(RayHosts(str(options.cluster), _options_of_hosts(options)), versions())
+    cluster = RayHosts(str(options.cluster), _options_of_hosts(options), options.runtime_env)
+    mine = Greeting(0, versions(), arithmetic())
+    return HostCalls(cluster, HostStarts(mine, options.same_arithmetic))
 
 
 def _options_of_hosts(options: EngineOptions) -> HostOptions:
@@ -66,13 +71,16 @@ class RayHosts:
     Args:
         address: as ``ray.init`` takes it.
         options: of the engines on its hosts.
+        runtime_env: of their processes, as Ray takes it.
 
     Raises:
         MpgradError: nothing answers there.
     """
 
-    def __init__(self, address: str, options: HostOptions) -> None:
-        self._options = options
+    def __init__(
+        self, address: str, options: HostOptions, runtime_env: dict[str, Any] | None
+    ) -> None:
+        self._options, self._runtime_env = options, runtime_env
         self._is_mine = not ray.is_initialized()
         if self._is_mine:
             try:
@@ -94,8 +102,8 @@ class RayHosts:
         for node in ray.nodes():
             name, cpus = node["NodeID"], int(node["Resources"].get("CPU", 0))
             known = self._hosts.get(name)
-            if node["Alive"] and cpus and (known is None or known.is_dead):
-                self._hosts[name] = RayHost(node, cpus, self._options)
+            if node["Alive"] and cpus and (known is None or known.ends_at <= monotonic()):
+                self._hosts[name] = RayHost(node, cpus, self._options, self._runtime_env)
                 found.append(self._hosts[name])
         return found
 
@@ -118,21 +126,29 @@ class RayHost:
         node: as ``ray.nodes`` describes it.
         cpus: of the node.
         options: of its engine.
+        runtime_env: see ``RayHosts``.
 
     Attributes:
-        is_dead: whether another actor may take its place.
+        ends_at: when another actor may take its place.
     """
 
-    def __init__(self, node: dict[str, Any], cpus: int, options: HostOptions) -> None:
+    def __init__(
+        self,
+        node: dict[str, Any],
+        cpus: int,
+        options: HostOptions,
+        runtime_env: dict[str, Any] | None,
+    ) -> None:
         self.node = node["NodeID"]
         self.name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-        self.is_dead = False
+        self.ends_at = inf
         workers = options.workers or cpus
         self._actor = (
             ray.remote(concurrency_groups={_CONTROL: 1})(HostActor)
             .options(
                 num_cpus=min(workers, cpus),
                 max_restarts=0,
+                runtime_env=runtime_env,
                 max_concurrency=_CALLS_PER_WORKER * workers,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(self.node, soft=False),
             )
@@ -157,8 +173,8 @@ class RayHost:
     def stop(self, number: int, grace_ms: int | None) -> None:
         self._actor.stop.options(concurrency_group=_CONTROL).remote(number, grace_ms)
 
-    def kill(self, *, for_good: bool = False) -> None:
-        self.is_dead = not for_good
+    def kill(self, pause_s: float = 0.0) -> None:
+        self.ends_at = monotonic() + pause_s
         if ray.is_initialized():
             ray.kill(self._actor)
 
