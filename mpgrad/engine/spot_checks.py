@@ -1,9 +1,9 @@
 """SpotChecks: now and then a Function that a worker has run is run again in this process, and has
 to give the same bits.
 
-What could make a difference is looked for in the code before it is sent (``calls.functions``). This
-is the second line, for what no code shows: the state of C libraries, addresses, files that others
-change.
+What could make a difference is looked for in the code before it is sent
+(``calls.custom_functions``). This is the second line, for what no code shows: the state of C
+libraries, addresses, files that others change.
 """
 
 from __future__ import annotations

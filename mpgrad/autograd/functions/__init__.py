@@ -1,4 +1,5 @@
 """The parts of ``Function``: its ctx, its Node, and the outputs of its forward.
 
-Not here: which Functions workers may run (see ``calls.functions``). Begin with ``function_node``.
+Not here: which Functions workers may run (see ``calls.custom_functions``). Begin with
+``function_node``.
 """
