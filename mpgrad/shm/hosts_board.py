@@ -5,14 +5,12 @@ This module does not load NumPy.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from mpgrad.shm.segment import Segment
+from mpgrad.shm.segment import Segment, copy_of
 
 #: The bytes of a board: hosts that do not fit are not shown.
 BYTES_MAX = 1 << 18
@@ -55,24 +53,30 @@ class HostsBoard:
 
     def __init__(self) -> None:
         self._segment = Segment.create(BYTES_MAX, _NAME)
+        #: Of the client: its forked children have the memory, too.
+        self._pid = os.getpid()
 
     def show(self, hosts: Sequence[HostFigures]) -> None:
         """Replace what it shows."""
-        data = json.dumps([vars(host) for host in hosts]).encode()
+        data = self._packed(hosts)
         while len(data) >= BYTES_MAX:
             hosts = hosts[: len(hosts) // 2]
-            data = json.dumps([vars(host) for host in hosts]).encode()
+            data = self._packed(hosts)
         self._segment.buffer[: len(data) + 1] = data + b"\0"
 
+    def _packed(self, hosts: Sequence[HostFigures]) -> bytes:
+        return json.dumps([self._pid, *[vars(host) for host in hosts]]).encode()
+
     def close(self) -> None:
+        self.show([])  # its memory stays as long as this object
         self._segment.close()
 
 
 def hosts_of_client(pid: int) -> list[HostFigures]:
     """The hosts of a process of the same user; none if it has no board, or has ended."""
-    with contextlib.suppress(OSError, ValueError, TypeError):  # read while it was written
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            if f"memfd:mpgrad-{_NAME} " in f"{os.readlink(link)} ":
-                text = link.read_bytes().partition(b"\0")[0]
-                return [HostFigures(**one) for one in json.loads(text)]
-    return []
+    try:
+        text = copy_of(pid, _NAME).partition(b"\0")[0]
+        owner, *hosts = json.loads(text)
+        return [HostFigures(**one) for one in hosts] if owner == pid else []
+    except (OSError, LookupError, ValueError, TypeError):  # or it was read while it was written
+        return []

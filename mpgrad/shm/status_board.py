@@ -7,15 +7,11 @@ writing; it then names a task that is not in flight. This module does not load N
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import os
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpgrad.shm.segment import Segment
+from mpgrad.shm.segment import Segment, copy_of
 
 _ROW = struct.Struct("<QQQ")
 #: Behind that, in the same row, what the coordinator writes: a WorkerFigures.
@@ -131,17 +127,7 @@ def board_of(coordinator: int) -> bytes:
         OSError: there is no such process, or it belongs to somebody else.
         LookupError: it has no board yet.
     """
-    for link in Path(f"/proc/{coordinator}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if f"memfd:mpgrad-{_NAME} " not in f"{os.readlink(link)} ":
-                continue
-            descriptor = os.open(link, os.O_RDONLY)
-            try:
-                with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as mapped:
-                    return mapped[:]
-            finally:
-                os.close(descriptor)
-    raise LookupError(f"process {coordinator} has no board")
+    return copy_of(coordinator, _NAME)
 
 
 def figures_in(board: bytes) -> BoardFigures:

@@ -84,6 +84,13 @@ def test_hosts_of_a_cluster_are_seen(capsys: pytest.CaptureFixture[str]) -> None
     assert "  lost: 0 workers, 0 calls, 0.0 MiB sent, 0.0 MiB received, losses: 2\n" in text
     board.show([HostFigures("x" * 100_000)] * 9)  # as many as there is room for
     assert len(hosts_of_client(os.getpid())) == 2
+    board.show([HostFigures("calm")])
+    if (child := os.fork()) == 0:  # it has the descriptor, too
+        found = hosts_of_client(os.getpid())
+        board.close()
+        os._exit(len(found))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert hosts_of_client(os.getpid()) == [HostFigures("calm")]
     board.close()
     assert hosts_of_client(os.getpid()) == []
 
