@@ -69,15 +69,16 @@ class CodePickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, CodeType):
             try:
-                return _code_of, (_bytes_of(obj, obj.co_filename),)
+                return _code_of, (_bytes_of(obj, obj.co_filename, obj.co_qualname),)
             except ValueError:  # a program has put constants into it that no source could
                 return NotImplemented
         return super().reducer_override(obj)
 
 
 @functools.lru_cache(CODES_MAX)
-def _bytes_of(code: CodeType, filename: str) -> bytes:
-    # Equal code may stand in several files. The bytes of one may differ from time to time.
+def _bytes_of(code: CodeType, *compared: Any) -> bytes:
+    # ``compared`` is what ``==`` of code passes over. Bytes are kept, because those of one and the
+    # same code may differ from time to time.
     return marshal.dumps(code)
 
 
@@ -109,7 +110,8 @@ def _submodules(package: str, names: tuple[str, ...], loaded: int) -> tuple[str,
     """The loaded submodules of a package that code with these names may reach through it.
 
     Args:
-        package, names: see there.
+        package: its full name.
+        names: those of ``names_in``.
         loaded: the number of modules; a new one may be another submodule.
     """
     start, known = f"{package}.", set(names)

@@ -72,6 +72,16 @@ def test_equal_code_keeps_its_own_file(namespace) -> None:
     assert files == [{"<cell 3>"}, {"<cell 4>"}, {"<cell 3>"}]
 
 
+def test_equal_code_keeps_its_own_qualified_name(namespace) -> None:
+    outer = namespace["outer"]
+    kept = outer.__code__
+    other = kept.replace(co_qualname="Named.outer")
+    assert kept == other
+    for code in (kept, other, kept):
+        outer.__code__ = code
+        assert pickle.loads(dumps(outer)).__code__.co_qualname == code.co_qualname
+
+
 def test_code_with_odd_constants_travels(namespace) -> None:
     outer = namespace["outer"]
     kept = pathlib.PurePosixPath("a")  # no source makes such a constant
