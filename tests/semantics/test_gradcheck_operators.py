@@ -9,6 +9,7 @@ import pytest
 import mpgrad as mg
 from mpgrad.autograd.gradcheck import gradcheck, gradgradcheck
 from tests.ops.cases import CASES, Case
+from tests.ops.layer_cases import ONCE_IN_PYTORCH
 from tests.ops.test_operators import MPGRAD
 from tests.semantics.paired import row
 
@@ -24,7 +25,10 @@ def check(case: Case) -> None:
 
     if case.name != NO_DERIVATIVE:
         assert gradcheck(function, inputs, fast_mode=True, check_grad_dtypes=True)
-    assert gradgradcheck(function, inputs, fast_mode=True)
+    if case.name in ONCE_IN_PYTORCH:  # nothing else compares their second derivatives
+        assert gradgradcheck(function, inputs, rtol=2e-5, atol=2e-6)
+    else:
+        assert gradgradcheck(function, inputs, fast_mode=True)
 
 
 @row("Q1", "Q2")
