@@ -34,6 +34,8 @@ def main() -> None:
             killer.start()
         for at in range(first, first + number):
             _tell(f"{at}")
+            if killer is not None:
+                killer.step_begins()
             source = branch_program(seed, at, library).source
             said = _run(f"program_{at}", source, library, mode)
             _tell(json.dumps({"number": at, "said": said}))

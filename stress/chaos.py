@@ -144,6 +144,8 @@ def _train(
     for number, fingerprint in enumerate(expected):
         if killer is not None and not killer.is_alive():
             break
+        if killer is not None:
+            killer.step_begins()
         start = time.perf_counter()
         try:
             found = training.step(partial(_is_due, killer, died))

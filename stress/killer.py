@@ -9,6 +9,7 @@ import threading
 from contextlib import suppress
 
 import mpgrad as mg
+from mpgrad.scheduler.coordinator_state import KILLS_MAX
 
 #: Seconds between two kills: often shorter than a worker needs to start, or a step to finish.
 PAUSES_S = (0.02, 0.6)
@@ -36,15 +37,23 @@ class Killer(threading.Thread):
         #: Kills of workers, and how many of these were still starting.
         self.workers = self.starting = 0
         self.coordinators = 0
+        self._in_step = 0
+
+    def step_begins(self) -> None:
+        """Count the kills of a step anew: an engine gives up an item at ``KILLS_MAX`` of them."""
+        self._in_step = 0
 
     def run(self) -> None:
         while any(self._left.values()):
             if self._stop_asked.wait(self._chance.uniform(*PAUSES_S)):
                 return
+            if self._in_step >= KILLS_MAX - 1:  # a busy machine is slower than the kills
+                continue
             kinds, weights = zip(*self._left.items(), strict=True)
             [kind] = self._chance.choices(kinds, weights)
             if self._kill_worker() if kind == "worker" else self._kill_coordinator():
                 self._left[kind] -= 1
+                self._in_step += 1
 
     def _kill_worker(self) -> bool:
         pids = self._engine.worker_pids()

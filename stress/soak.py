@@ -173,7 +173,9 @@ class Look(NamedTuple):
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backwards", type=count, default=100_000, metavar="N", help="how many")
+    number = parser.add_mutually_exclusive_group()
+    number.add_argument("--backwards", type=count, default=100_000, metavar="N", help="how many")
+    number.add_argument("--hours", type=float, metavar="H", help="for so long, however many")
     parser.add_argument("--seed", type=int, help="of the weights; default: drawn")
     parser.add_argument("--minutes", type=minutes, default=20.0, metavar="M", help="at most")
     parser.add_argument("--workers", type=count, default=2, metavar="W", help="CPU workers")
@@ -182,7 +184,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _perform(options: argparse.Namespace) -> Verdict:
     seed = seed_of(options)
-    print(f"soak: --seed {seed} --backwards {options.backwards}", flush=True)
+    extent = f"--hours {options.hours}" if options.hours else f"--backwards {options.backwards}"
+    print(f"soak: --seed {seed} {extent}", flush=True)
     mixture = _mixture(seed, in_torch=options.torch)
     with mg.Engine("process", cpu_workers=1):
         mixture.step(0)  # opens what this process keeps open
@@ -190,13 +193,13 @@ def _perform(options: argparse.Namespace) -> Verdict:
     start = time.monotonic()
     with mg.Engine("process", cpu_workers=options.workers) as engine:
         looks, done = [], 0
-        for number in _backwards(mixture, options, start + 60 * options.minutes):
+        for number in _backwards(mixture, options, start):
             done = number
             looks.append(Look.at(engine))
     seconds = time.monotonic() - start
     left = left_since(before)
     growth = growths(looks)
-    complete = done == options.backwards
+    complete = bool(options.hours) or done == options.backwards
     branches = max(look.branches for look in looks)
     is_flat = all(part < GROWTH_MAX for part in growth.values()) and branches <= BRANCHES_MAX
     words = ", ".join(f"{name} {100 * part:+.2f} %" for name, part in growth.items())
@@ -215,20 +218,24 @@ def _mixture(seed: int, *, in_torch: bool) -> Steps:
     return TorchMixture(seed)
 
 
-def _backwards(mixture: Steps, options: argparse.Namespace, deadline: float) -> Iterator[int]:
+def _backwards(mixture: Steps, options: argparse.Namespace, start: float) -> Iterator[int]:
     """Run the backwards; yield their number when a sample is due, and at the end."""
-    warm = int(WARM_UP * options.backwards)
-    every = max(1, (options.backwards - warm) // LOOKS)
+    seconds = 3600 * options.hours if options.hours else 60 * options.minutes
+    number, due = 0, WARM_UP
     with progress_bar() as progress:
-        bar = progress.add_task("backwards", total=options.backwards)
-        for number in range(options.backwards):
+        bar = progress.add_task("backwards", total=1.0)
+        while True:
             mixture.step(number)
-            if (number - warm) % every == every - 1 and number >= warm:
-                progress.update(bar, completed=number + 1)
-                yield number + 1
-            if time.monotonic() > deadline:
+            number += 1
+            spent = (time.monotonic() - start) / seconds
+            done = spent if options.hours else number / options.backwards
+            if max(spent, done) >= 1:
                 break
-        yield number + 1
+            if done >= due + (1 - WARM_UP) / LOOKS:
+                due += (1 - WARM_UP) / LOOKS
+                progress.update(bar, completed=done)
+                yield number
+    yield number
 
 
 def growths(looks: list[Look]) -> dict[str, float]:

@@ -130,6 +130,18 @@ def test_soak_runs_both_passes_of_torch(
 
 @pytest.mark.process
 @pytest.mark.slow
+def test_soak_lasts_as_long_as_it_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak, "GROWTH_MAX", 10.0)  # it is too short to judge
+    assert main(["soak", "--hours", "0.0003", "--seed", "7"]) == 0
+    said = re.search(r"PASSED: (\d+) backwards in \d+ s, 0 wrong", capsys.readouterr().out)
+    assert said is not None
+    assert int(said[1]) > 0
+
+
+@pytest.mark.process
+@pytest.mark.slow
 def test_branches_that_stay_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "GROWTH_MAX", 10.0)  # it is too short to judge
     monkeypatch.setattr(soak, "BRANCHES_MAX", -1)
