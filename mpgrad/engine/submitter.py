@@ -90,7 +90,7 @@ def _noted(condition: threading.Condition) -> Iterator[None]:
 class Stopper(Protocol):
     """Who runs submissions."""
 
-    def stop(self, submission: Submission, grace_ms: int | None) -> None:
+    def stop(self, submission: Submission, grace_ms: int | None) -> object:
         """See ``Submitter.stop``."""
 
 
@@ -134,6 +134,11 @@ class Submission:
         """End with ``error``, unless it was cancelled before it began."""
         if self.begins():
             self.tell(error)
+
+    def drop(self) -> None:
+        """It will not run, or not again: only of one that has begun somebody waits for the end."""
+        if self.is_begun:
+            self.tell(EngineClosed("nobody wanted the call any more"))
 
     def tell(self, found: Sequence[Answered] | BaseException) -> None:
         """Say how they have ended. What a callback of its Future raises (SystemExit, which a Future
@@ -191,16 +196,19 @@ class Submitter:
             raise
         self._thread = thread
 
-    def stop(self, submission: Submission, grace_ms: int | None) -> None:
+    def stop(self, submission: Submission, grace_ms: int | None) -> bool:
         """Nobody wants a call any more. One that runs may end; after ``grace_ms`` milliseconds its
-        worker is replaced."""
+        worker is replaced. True: it had not begun, and nobody is told how it ends."""
         with _noted(self._condition):
-            with contextlib.suppress(ValueError):
+            is_waiting = submission in self._queue
+            if is_waiting:
                 self._queue.remove(submission)
-                return
-            if self._thread is not None:
+            elif self._thread is not None:
                 self._to_stop.append((submission, grace_ms))
                 os.eventfd_write(self._wake_fd, 1)
+        if is_waiting:
+            submission.drop()
+        return is_waiting and not submission.is_begun
 
     def close(self) -> None:
         """End the calls that nobody will answer any more: the engine has been closed."""

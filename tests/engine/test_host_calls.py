@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from mpgrad.engine.calls_in_workers import Request
 from mpgrad.engine.cluster.host_calls import HostCalls
@@ -15,7 +16,8 @@ from mpgrad.engine.cluster.host_starts import HostStarts
 from mpgrad.engine.cluster.host_tasks import STORED_ABOVE_BYTES
 from mpgrad.engine.cluster.single_calls import single_call
 from mpgrad.engine.packed_arrays import PackedArrays
-from mpgrad.engine.submitter import Submission
+from mpgrad.engine.submitter import Submission, Submitter
+from mpgrad.errors import EngineClosed
 from mpgrad.shm.hosts_board import HostFigures
 from mpgrad.wire.captured_state import CapturedState
 
@@ -50,3 +52,21 @@ def test_a_host_gets_the_calls_whose_large_arrays_it_has() -> None:
     assert dealt([two, two, one, two, one, one]) == {two: [2, 3, 5], one: [0, 1, 4]}
     assert dealt([two] * 4 + [one] * 2) == {two: [2, 3, 5, 0], one: [1, 4]}
     calls._board.close()
+
+
+def test_a_stopped_call_that_waits_once_more_ends() -> None:
+    """After the death of its coordinator a call waits again; somebody waits for its Future."""
+    submitter = Submitter(cast("Any", None), lambda lost, times: True)
+    futures = [Future[Any](), Future[Any]()]
+    captured = CapturedState(b"", "", {})
+    request = Request(cast("Any", None), [], 0, -1)
+    begun, waits = [single_call(request, captured, PackedArrays(), 0, one) for one in futures]
+    assert begun.begins()
+    submitter._queue.extend([begun, waits])
+    assert not submitter.stop(begun, None)
+    assert submitter.stop(waits, None)
+    with pytest.raises(EngineClosed, match="nobody wanted"):
+        futures[0].result(0)
+    assert not futures[1].done()
+    assert futures[1].cancel()  # who stops a call that has not begun has nobody to tell
+    assert not submitter._queue

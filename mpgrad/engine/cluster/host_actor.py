@@ -30,6 +30,7 @@ from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.submitter import Submission
+from mpgrad.errors import EngineClosed
 from mpgrad.wire.captured_state import CapturedState, StateFields
 from mpgrad.wire.programs import CallRule, InlineArray, PackedArray
 from mpgrad.wire.remote_error import encode_error
@@ -126,11 +127,22 @@ class HostActor:
 
     def run(self, task: bytes, data: Sequence[Array], *stored: Array) -> list[Reply]:
         """Run a HostTask. What each of its calls has given, in order."""
+        return [self.reply(one) for one in self.begin(task, data, *stored)]
+
+    def begin(self, task: bytes, data: Sequence[Array], *stored: Array) -> list[Future[Answered]]:
+        """Let its calls run."""
         told = _tasks.decode(task)
         with self._lock:
             arrays = self._opened(told, [*data, *stored])
-        futures = [self._begin(one, arrays) for one in told.calls]
-        return [self._reply(*pair) for pair in zip(told.calls, futures, strict=True)]
+        return [self._begin(one, arrays) for one in told.calls]
+
+    def reply(self, future: Future[Answered]) -> Reply:
+        """What a call has given, when it has ended."""
+        try:
+            answer, data, took_us = future.result()
+        except BaseException as error:
+            return encode_error(error, f"a worker of {platform.node()}")
+        return msgspec.msgpack.encode(answer), data, took_us
 
     def ask(self) -> None:
         """Show that it lives."""
@@ -138,8 +150,8 @@ class HostActor:
     def stop(self, number: int, grace_ms: int | None) -> None:
         """Nobody wants that call any more."""
         submission = self._running.get(number)
-        if submission is not None:
-            self._execution.submitter.stop(submission, grace_ms)
+        if submission is not None and self._execution.submitter.stop(submission, grace_ms):
+            submission.fail(EngineClosed("nobody wanted the call any more"))
 
     # ------------------------------------------------------------------ one call
 
@@ -210,13 +222,6 @@ class HostActor:
         if known is not None:
             task, inputs = task._replace(call=known.call), [*known.inputs]
         return task, [*inputs, *map(unpack, rule.grads)]
-
-    def _reply(self, sent: SentCall, future: Future[Answered]) -> Reply:
-        try:
-            answer, data, took_us = future.result()
-        except BaseException as error:
-            return encode_error(error, f"a worker of {platform.node()}")
-        return msgspec.msgpack.encode(answer), data, took_us
 
 
 _tasks = msgspec.msgpack.Decoder(HostTask)

@@ -10,7 +10,7 @@ import queue
 import threading
 import warnings
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -30,7 +30,7 @@ from mpgrad.engine.cluster.host_contract import Cluster, Greeting, Reply
 from mpgrad.engine.cluster.host_in_use import SLOTS, HostInUse
 from mpgrad.engine.cluster.host_profile import note_calls
 from mpgrad.engine.cluster.host_starts import HostStarts, line_of, others_text
-from mpgrad.engine.cluster.host_tasks import STORED_ABOVE_BYTES, TaskPacker
+from mpgrad.engine.cluster.host_tasks import STORED_ABOVE_BYTES, StoredArrays, TaskPacker
 from mpgrad.engine.cluster.single_calls import one_by_one, single_call
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.submitter import Submission, serving_here
@@ -53,8 +53,6 @@ SILENCE_S = 30.0
 LOSSES_MAX = 3
 #: The waiting calls among which a host's are chosen, and the arrays whose host is known.
 WINDOW, PLACES_MAX = 64, 10_000
-#: Bytes that are stored for hosts which may ask for them later.
-STORED_BYTES_MAX = 256 << 20
 _CLOSED = "the engine was closed before the call had ended"
 
 
@@ -64,14 +62,17 @@ class HostCalls:
     Args:
         cluster: the hosts.
         starts: which of them take part.
+        clock: seconds.
 
     Attributes:
         ended: the branches that nobody will differentiate: place, number; any thread appends.
         workers: of all hosts that have started.
     """
 
-    def __init__(self, cluster: Cluster, starts: HostStarts) -> None:
-        self._cluster, self._starts = cluster, starts
+    def __init__(
+        self, cluster: Cluster, starts: HostStarts, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._cluster, self._starts, self._clock = cluster, starts, clock
         self.ended: deque[tuple[int, int]] = deque()
         self.workers = 0
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -92,7 +93,7 @@ class HostCalls:
         self._digests: weakref.WeakKeyDictionary[PackedArrays, dict[int, tuple[bytes, Array]]] = (
             weakref.WeakKeyDictionary()
         )
-        self._stored: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
+        self._stored = StoredArrays(cluster)
         self._next = 0
         self._begun_at = self._looked_at = self._has_hosts_at = -1.0
         self.is_closed, self._closes = False, threading.Lock()
@@ -186,26 +187,34 @@ class HostCalls:
     # ------------------------------------------------------------------ the thread
 
     def _serve(self) -> None:
-        with serving_here(), self._closing():
-            self._begun_at = monotonic()
-            self._look()
-            while True:
-                try:
-                    event = self._events.get(timeout=LOOK_S)
-                except queue.Empty:
-                    self._release_idle()
-                else:
-                    if event is None:
-                        return
-                    event()
-                    if not self._events.empty():
-                        continue
-                if monotonic() - self._looked_at > LOOK_S:
-                    self._look()
-                self._deal()
+        with serving_here(), self.closing():
+            self.begin()
+            while self.take(LOOK_S):
+                pass
+
+    def begin(self) -> None:
+        """Look for the first hosts."""
+        self._begun_at = self._clock()
+        self._look()
+
+    def take(self, timeout_s: float) -> bool:
+        """Wait so long for the next event, and handle it; False if that is the end."""
+        try:
+            event = self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            event = self._release_idle
+        if event is None:
+            return False
+        event()
+        if self._events.empty():
+            if self._clock() - self._looked_at > LOOK_S:
+                self._look()
+            self._deal()
+        return True
 
     @contextmanager
-    def _closing(self) -> Iterator[None]:
+    def closing(self) -> Iterator[None]:
+        """End all that is under way after the block, with its error if it raises."""
         error: BaseException = EngineClosed(_CLOSED)
         try:
             yield
@@ -235,7 +244,7 @@ class HostCalls:
             host = self._hosts[self._next] = HostInUse(self._next, remote, figures)
             self._starts.begin(host)
             remote.greet(partial(self._later, self._greeted, host))
-        self._looked_at = now = monotonic()
+        self._looked_at = now = self._clock()
         is_early = now - self._begun_at < OTHERS_S
         self._starts.settle(waits=is_early, has_workers=self.workers > 0)
         for host in [one for one in self._hosts.values() if one.tasks]:
@@ -317,7 +326,7 @@ class HostCalls:
 
     def _send(self, host: HostInUse, wanted: Sequence[Submission]) -> None:
         self._note_ended()
-        packer = TaskPacker(host.arrays, self._store)
+        packer = TaskPacker(host.arrays, self._stored)
         calls = []
         for submission in wanted:
             request = submission.requests[0]
@@ -345,15 +354,6 @@ class HostCalls:
         host.figures.sent_bytes += len(task) + packer.nbytes
         host.remote.run(task, packer.data, packer.stored, end)
 
-    def _store(self, digest: bytes, data: Array) -> Any:
-        if digest not in self._stored:
-            self._stored[digest] = self._cluster.store(data), data.nbytes
-        self._stored.move_to_end(digest)
-        found = self._stored[digest][0]
-        while sum([nbytes for _, nbytes in self._stored.values()]) > STORED_BYTES_MAX:
-            self._stored.popitem(last=False)
-        return found
-
     def _ended(self, host: HostInUse, number: int, result: Callable[[], list[Reply]]) -> None:
         if host.is_lost:
             return  # it is known
@@ -375,7 +375,9 @@ class HostCalls:
             if submission in self._unwanted:
                 self._unwanted.discard(submission)
                 host.released += submission.requests[0].recorded
-            submission.tell(answered if isinstance(answered, BaseException) else [answered])
+                submission.drop()
+            else:
+                submission.tell(answered if isinstance(answered, BaseException) else [answered])
 
     def _lose(self, host: HostInUse, error: BaseException) -> None:
         """A host is gone: what it had to do is done elsewhere."""
@@ -393,7 +395,7 @@ class HostCalls:
                 submission.recoveries += 1
                 if submission in self._unwanted:
                     self._unwanted.discard(submission)
-                    submission.tell(EngineClosed("nobody wanted the call any more"))
+                    submission.drop()
                 elif submission.recoveries < LOSSES_MAX:
                     self._waiting.appendleft(submission)
                 else:
@@ -405,8 +407,9 @@ class HostCalls:
 
     def _stop(self, submission: Submission, grace_ms: int | None) -> None:
         for waiting in (self._waiting, *[host.waiting for host in self._hosts.values()]):
-            with suppress(ValueError):
+            if submission in waiting:
                 waiting.remove(submission)
+                submission.drop()
         host, number = self._running.get(submission, (None, -1))
         if host is not None:
             self._unwanted.add(submission)
@@ -427,7 +430,8 @@ class HostCalls:
         for host in self._hosts.values():
             if host.released and host.workers:
                 released, host.released = host.released, []
-                task = TaskPacker(host.arrays, self._store).task(self._next, released)
+                self._next += 1
+                task = TaskPacker(host.arrays, self._stored).task(self._next, released)
                 host.remote.run(task, (), (), lambda result: None)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -18,6 +18,7 @@ from mpgrad.base.handles import INLINE_LIMIT_BYTES, TensorHandle
 from mpgrad.calls.call import Derivative
 from mpgrad.calls.packing import derivative_rule_of, rule_of
 from mpgrad.engine.calls_in_workers import Request
+from mpgrad.engine.cluster.host_contract import Cluster
 from mpgrad.engine.packed_arrays import spanned
 from mpgrad.shm.arena import client_arena
 from mpgrad.wire.captured_state import CapturedState
@@ -33,6 +34,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 #: An array with more bytes is stored once for all hosts, which fetch it from there.
 STORED_ABOVE_BYTES = 64 << 10
+#: The bytes of those that are kept there for hosts which may ask for them later.
+STORED_BYTES_MAX = 256 << 20
 #: What a host keeps of arrays that came once and may come again.
 KNOWN_BYTES_MAX = 1 << 30
 
@@ -120,12 +123,36 @@ class HostArrays:
         return found
 
 
+class StoredArrays:
+    """The bytes of large arrays, where every host can fetch them.
+
+    Args:
+        cluster: keeps them.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        #: By digest: a reference, and their number; the last used ones are at the end.
+        self._references: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
+
+    def reference(self, digest: bytes, data: Array) -> Any:
+        """A reference to ``data``, for a task that is sent now."""
+        known = self._references
+        if digest not in known:
+            known[digest] = self._cluster.store(data), data.nbytes
+        known.move_to_end(digest)
+        found = known[digest][0]
+        while sum([nbytes for _, nbytes in known.values()]) > STORED_BYTES_MAX:
+            known.popitem(last=False)
+        return found
+
+
 class TaskPacker:
     """Makes a HostTask.
 
     Args:
         arrays: of the host.
-        store: makes a reference to the bytes of an array that every host can fetch.
+        stored_arrays: those that every host can fetch.
 
     Attributes:
         digests: of arrays that do not change meanwhile, by ``id``.
@@ -138,9 +165,9 @@ class TaskPacker:
     def __init__(
         self,
         arrays: HostArrays,
-        store: Callable[[bytes, Array], Any],
+        stored_arrays: StoredArrays,
     ) -> None:
-        self._arrays, self._store = arrays, store
+        self._arrays, self._stored_arrays = arrays, stored_arrays
         self.digests: dict[int, tuple[bytes, Array]] = {}
         self.used: dict[bytes, tuple[int, int | None, InlineArray]] = {}
         self._calls: list[SentCall] = []
@@ -201,7 +228,7 @@ class TaskPacker:
             return len(self.used), -1, layout
         self.nbytes += data.nbytes
         if data.nbytes > STORED_ABOVE_BYTES:
-            self.stored.append(self._store(digest, data))
+            self.stored.append(self._stored_arrays.reference(digest, data))
         else:
             place = len(self.data)
             self.data.append(data)
