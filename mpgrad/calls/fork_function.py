@@ -21,6 +21,7 @@ from mpgrad.calls.branch import Branch
 from mpgrad.calls.call import BranchCall, Ran
 from mpgrad.calls.kept_arrays import Watched, kept_arrays
 from mpgrad.calls.kept_branches import BRANCHES, made_again
+from mpgrad.calls.map_time import MapTime
 from mpgrad.recording.graph.grad_modes import is_grad_enabled
 from mpgrad.recording.tensors.tensor import Tensor
 
@@ -52,9 +53,10 @@ class Lifetime:
         slot: of the worker that has recorded it.
         task: that has recorded it: the number of its first call, and how many it has run.
         held: what must live as long: the arrays that its worker reads.
+        map_time: of its map, where that is compared.
     """
 
-    __slots__ = ("_ended", "held", "number", "slot", "task")
+    __slots__ = ("_ended", "held", "map_time", "number", "slot", "task")
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class Lifetime:
     ) -> None:
         self.number, self.slot, self._ended, self.held = number, slot, ended, held
         self.task = task or (number, 1)
+        self.map_time: MapTime | None = None
 
     def __del__(self) -> None:
         if self._ended is None:
@@ -175,6 +178,15 @@ def recorded_together(nodes: Sequence[Any]) -> tuple[int, ...]:
             number = numbers.setdefault((slot, node.ctx.lifetime.task), len(numbers))
         found.append(number)
     return tuple(found) if numbers else ()
+
+
+def map_times(nodes: Sequence[Any]) -> set[MapTime]:
+    """Those of the maps that have recorded some of these Nodes."""
+    if not _Used.is_true:
+        return set()
+    forks = [one for one in nodes if isinstance(one, FunctionNode) and one.function is Fork]
+    lifetimes = [fork.ctx.lifetime for fork in forks]
+    return {one.map_time for one in lifetimes if one is not None and one.map_time is not None}
 
 
 def branch_in_words(node: Any) -> str:

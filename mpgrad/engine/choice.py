@@ -7,8 +7,9 @@ predicted to be clearly faster. If it comes again, its times count:
   ones use again.
 * The median of the last three times is what a mode takes. So a mode that has become slower is left
   after two steps, and one slow step changes nothing.
-* The other mode is measured as soon as this one has been, unless it is predicted to be far slower;
-  once more if it is hardly slower; and also if one of its last times was clearly shorter.
+* This process is measured as soon as workers have been, unless it is predicted to be far slower;
+  workers only if they are predicted to be faster, and never where one chain is nearly all. A mode
+  that is hardly slower is measured once more, as is one that has lately been clearly faster.
 * Later it is measured again when that costs a small share of the time since it was measured last.
 """
 
@@ -36,10 +37,16 @@ STRUCTURES_MAX = 64
 
 
 class Prediction(NamedTuple):
-    """The predicted time of a backward in each mode, in microseconds."""
+    """The predicted time of a backward in each mode, in microseconds.
+
+    Attributes:
+        local, process: in these modes.
+        serial: of its longest chain, or of what only this process may run; no worker shortens it.
+    """
 
     local: float
     process: float
+    serial: float = 0.0
 
 
 class Choice(NamedTuple):
@@ -95,7 +102,8 @@ def predict(planned: Plan, workers: int, message_us: float) -> Prediction:
     share_us = (work_us + len(planned.tasks) * message_us) / workers
     client_us = sum([task.cost_us for task in planned.tasks if task.on_client])
     longest_us = max(planned.critical_path_us + message_us, share_us, client_us)
-    return Prediction(planned.work_us, messages_us + longest_us)
+    serial_us = max(planned.critical_path_us, client_us)
+    return Prediction(planned.work_us, messages_us + longest_us, serial_us)
 
 
 class _Sample(NamedTuple):
@@ -122,8 +130,8 @@ class Experience:
         #: The shortest time of each mode that has begun, in microseconds, be it one that does not
         #: count.
         self._shortest: dict[Mode, float] = {}
-        #: What all have taken in this process, and the last one.
-        self._here_us = 0.0
+        #: What all would have taken less in workers, as predicted; and what the last one took here.
+        self._lost_us = 0.0
         self._last_here_us = 0.0
         #: The last prediction that ``choose`` was given.
         self._predicted: Prediction | None = None
@@ -132,7 +140,15 @@ class Experience:
     def start_after_us(self) -> float:
         """The time from now on after which workers are worth their start, as this may not go on
         for longer than it has."""
-        return max(tuning.START_AFTER_US - self._here_us, 0.0)
+        left_us = max(tuning.START_US - self._lost_us, 0.0)
+        return left_us / self._share_lost() if left_us else 0.0
+
+    def _share_lost(self) -> float:
+        """The part of the time here that workers would save."""
+        if self._predicted is None:
+            return tuning.LOST_SHARE
+        saved = 1.0 - self._predicted.process / max(self._predicted.local, 1.0)
+        return max(saved, tuning.TRIAL_SHARE)
 
     def ends_before_start(self) -> bool:
         """Whether another backward here will have ended before workers are worth their start."""
@@ -142,7 +158,7 @@ class Experience:
         """A backward has run in that mode, or a part of one, under conditions that do not count."""
         self._shortest[mode] = min(took_us or math.inf, self._shortest.get(mode, math.inf))
         if mode == "local":
-            self._here_us += took_us
+            self._lost_us += took_us * self._share_lost()
             self._last_here_us = took_us
 
     def note(self, mode: Mode, took_us: float, choice: Choice) -> None:
@@ -167,8 +183,9 @@ class Experience:
         """
         if self._predicted is None or not all(self._took.values()):
             return None
-        ratio = self._predicted.process / max(self._predicted.local, 1.0)
-        return Prediction(work_us, work_us * ratio)
+        local_us, *others_us = self._predicted
+        process, serial = [one / max(local_us, 1.0) for one in others_us]
+        return Prediction(work_us, work_us * process, work_us * serial)
 
     def choose(self, predicted: Prediction, *, has_workers: bool, shapes: int = 0) -> Choice:
         """The faster mode, or the other one if it is due to be measured.
@@ -200,14 +217,17 @@ class Experience:
         self, mode: Mode, other: Mode, predicted: Prediction, expected: Prediction, shapes: int
     ) -> bool:
         """Whether the other mode is to be measured now."""
-        if not self._took[mode]:
+        is_serial = predicted.serial * tuning.MARGIN >= predicted.local
+        if not self._took[mode] or (other == "process" and is_serial):
             return False
         usual_us, other_us = getattr(expected, mode), getattr(expected, other)
         times = self._times(other, predicted, shapes)
         if not times:
-            # Whatever has made this mode slower than predicted may do so with the other one.
+            # Whatever has made workers slower than predicted may do so with this process.
             best_us = max(usual_us, getattr(predicted, mode))
-            if getattr(predicted, other) <= tuning.FAR_OFF * best_us:
+            if other == "local" and predicted.local <= tuning.FAR_OFF * best_us:
+                return True
+            if other == "process" and predicted.process <= predicted.local:
                 return True
         else:
             # Workers may need more than one time until they are as fast as they can be.
@@ -219,8 +239,10 @@ class Experience:
                 shortest_us = min(shortest_us, self._shortest.get(other, math.inf))
             if self._age[other] and shortest_us * tuning.MARGIN < usual_us:
                 return True
-        # A trial counts as more expensive than expected, because that may be wrong.
-        loss = max(other_us / max(usual_us, 1.0), tuning.MARGIN) - 1.0
+        # A trial counts as more expensive than expected, because that may be wrong; and the first
+        # time of workers, which import modules in it, as one that takes as long as several here.
+        least = tuning.MARGIN if times or other == "local" else tuning.FAR_OFF
+        loss = max(other_us / max(usual_us, 1.0), least) - 1.0
         return loss <= tuning.TRIAL_SHARE * self._age[other]
 
     def _expected(self, predicted: Prediction, shapes: int) -> Prediction:

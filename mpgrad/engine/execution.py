@@ -20,6 +20,7 @@ from mpgrad.autograd.profiling.ranges import RUNNING, span
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.standard_streams import say
+from mpgrad.calls.fork_function import map_times
 from mpgrad.calls.initializing import Initializer
 from mpgrad.calls.kept_branches import BRANCHES
 from mpgrad.engine import compiled
@@ -128,6 +129,7 @@ class Execution:
             if has_branches_on_hosts(frozen):
                 return self._here(run_with_hosts, frozen, self.hosts)
         started = perf_counter()
+        timed = map_times(frozen.nodes) if self._options.mode == "auto" else ()
         with span("plan"):
             ready = self._ready(frozen)
         if self._options.debug:
@@ -158,7 +160,10 @@ class Execution:
         if mode == "local":
             self.sessions.note_idle()
         # `auto` learns what a backward took.
-        self.preparation.note(ready, mode, (perf_counter() - started) * 1e6)
+        took_us = (perf_counter() - started) * 1e6
+        self.preparation.note(ready, mode, took_us)
+        for map_time in timed:
+            map_time.add(took_us)
         return results
 
     def _in_workers(

@@ -205,9 +205,8 @@ class CallsOfMap:
         if mode == "process":
             ran = self._in_workers(0)
         else:
-            ran = placing.run_wherever_it_is_faster(
-                self.key, self._count, self._here_until, lambda: self._in_workers(0)
-            )
+            key, in_workers = (self.key, self._modes[0]), lambda: self._in_workers(0)
+            ran = placing.run_wherever_it_is_faster(key, self._count, self._here_until, in_workers)
         self._write_buffers(ran)
         return [self._result(number, one) for number, one in enumerate(ran)]
 

@@ -8,15 +8,26 @@ import types
 from collections import OrderedDict
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from mpgrad.autograd.running import engine_slot
 from mpgrad.calls.branch import generators_kept
+from mpgrad.calls.fork_function import Lifetime
+from mpgrad.calls.map_time import MapTime
 from mpgrad.engine.choice import Mode, Prediction
 from mpgrad.engine.engine import current_engine
 from mpgrad.scheduler.cost_model import CostModel
 
-R = TypeVar("R")
+
+class HasLifetime(Protocol):
+    """What a call has given."""
+
+    @property
+    def lifetime(self) -> Lifetime | None:
+        """That of its branch, if it is recorded."""
+
+
+R = TypeVar("R", bound=HasLifetime)
 
 #: What workers must save at least: the messages of a map, and what it costs to learn.
 MAP_US = 2000.0
@@ -152,7 +163,7 @@ CUTS = Cuts()
 
 
 def run_wherever_it_is_faster(
-    name: str,
+    key: tuple[str, bool],
     count: int,
     here_until: Callable[[Callable[[int], bool]], list[R]],
     in_workers: Callable[[], list[R]],
@@ -161,15 +172,18 @@ def run_wherever_it_is_faster(
     start, items run here, and the others in workers as soon as that is faster.
 
     Args:
-        name: of the function.
+        key: the name of the function, and whether a backward may come, whose time counts, too.
         count: of the items.
         here_until: runs items here until its argument is true of their number, and others in
             workers.
         in_workers: runs all of them in workers.
+
+    Returns:
+        What they have given. The time of the map ends with the lifetimes of its branches.
     """
     execution = current_engine().execution_for_calls()
     workers, is_ready = execution.workers, execution.are_workers_ready
-    experience, started = execution.maps.of((name, count)), perf_counter()
+    experience, started, (name, _) = execution.maps.of((key, count)), perf_counter(), key
 
     def are_workers_better(done: int) -> bool:
         rest = predict(name, count - done, workers)
@@ -182,19 +196,24 @@ def run_wherever_it_is_faster(
     predicted = predict(name, count, workers)
     choice = predicted and experience.choose(predicted, has_workers=is_ready)
     mode: Mode | None = None
-    if predicted is None and execution.hosts is not None:
-        return in_workers()  # whoever has a cluster has long items
-    if choice and choice.mode == "local":
+    if predicted is None and execution.hosts is not None:  # who has a cluster has long items
+        ran = in_workers()
+    elif choice and choice.mode == "local":
         ran, mode = here_until(lambda done: False), "local"
     elif choice and is_ready:
         ran, mode = in_workers(), "process"
     else:
         ran = here_until(are_workers_better)
-    took_us = (perf_counter() - started) * 1e6
-    if choice and mode:
-        experience.note(mode, took_us, choice)
-    else:
-        experience.begin("local", took_us)
+
+    def tell(took_us: float) -> None:
+        if choice and mode:
+            experience.note(mode, took_us, choice)
+        else:
+            experience.begin("local", took_us)
+
+    map_time = MapTime((perf_counter() - started) * 1e6, tell)
+    for lifetime in [one.lifetime for one in ran if one.lifetime is not None]:
+        lifetime.map_time = map_time
     return ran
 
 

@@ -51,9 +51,11 @@ FAR_OFF = 2.0
 #: A new graph goes to workers only if they are predicted to be this many times faster: a smaller
 #: advantage is not worth starting processes.
 MARGIN = 1.2
-#: Workers start for a graph or map only after such ones have run in this process for so long: they
-#: may not come again, and the start takes time from them.
-START_AFTER_US = 250_000.0
+#: Workers start for a graph or map only after such ones have lost so much by running in this
+#: process: they may not come again, and the start takes time from them.
+START_US = 100_000.0
+#: What is assumed to be lost of the time here, before anything is predicted.
+LOST_SHARE = 0.5
 #: The part of the time that may be spent on measuring the other mode again.
 TRIAL_SHARE = 0.02
 

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -143,12 +144,21 @@ class ForkedBranch:
 
     def begin(self, grads: Sequence[torch.Tensor | None]) -> None:
         """Let the branch be differentiated."""
-        with _others_stopped_on_error():
+        with self._timed(), _others_stopped_on_error():
             if torch.is_grad_enabled():
                 flight: Any = self._recorded_gradients(grads)
             else:
                 flight = self._gradients(grads)
             self._is_under_way(flight)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """``auto`` learns how long the caller waits for both passes of a map."""
+        map_time = None if self.ran is None else self.ran.lifetime.map_time
+        started = perf_counter()
+        yield
+        if map_time is not None:
+            map_time.add((perf_counter() - started) * 1e6)
 
     def _is_under_way(self, flight: Any) -> None:
         """Note what ``end`` will give. A worker may cause a Ctrl-C as soon as it has its task, so
@@ -158,7 +168,7 @@ class ForkedBranch:
 
     def end(self) -> list[torch.Tensor | None]:
         """The gradient of each input."""
-        with _others_stopped_on_error():
+        with self._timed(), _others_stopped_on_error():
             flight, keeps_graph = self._flights[backward_number()]
             submit_waiting(backward_number())
             found = flight.result() if isinstance(flight, Future) else flight

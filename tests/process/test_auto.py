@@ -45,7 +45,7 @@ def threads_beyond(before: list[threading.Thread]) -> list[threading.Thread]:
 @pytest.fixture
 def workers_start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a backward that takes long."""
-    monkeypatch.setattr(tuning, "START_AFTER_US", 0.0)
+    monkeypatch.setattr(tuning, "START_US", 0.0)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_heavy_branches_move_to_the_workers(may_be_ready: threading.Event) -> No
 def test_no_workers_are_started_for_a_graph_that_does_not_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tuning, "START_AFTER_US", 1e12)
+    monkeypatch.setattr(tuning, "START_US", 1e12)
     with mg.Engine("auto", cpu_workers=2) as engine:
         assert gradient(13) == 26.0
         assert engine.coordinator_pid is None

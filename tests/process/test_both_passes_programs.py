@@ -20,7 +20,8 @@ import pytest
 import mpgrad as mg
 from mpgrad import nn
 from mpgrad.calls.kept_branches import BRANCHES
-from mpgrad.engine.choice import Choice, Prediction
+from mpgrad.calls.map_time import MapTime
+from mpgrad.engine.choice import Choice, Experience, Prediction
 from mpgrad.engine.report.page import write_report
 from mpgrad.parallel import placing
 from mpgrad.profiler import profile
@@ -585,10 +586,42 @@ def test_what_maps_have_taken_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         for mode, took_us in (("local", 8_000.0), ("process", 400_000.0)):
             for _ in range(4):
                 choice = Choice(mode, "", predicted)
-                execution.maps.of((key, 8)).note(mode, took_us, choice)  # type: ignore[arg-type]
+                execution.maps.of(((key, True), 8)).note(mode, took_us, choice)  # type: ignore[arg-type]
         for _ in range(4):
             placing.TIMES.observe(key, [50_000.0])
             assert set(mg.parallel_map(where_it_runs, range(8))) == {os.getpid()}
         monkeypatch.setattr(placing, "TIMES", CostModel())
         placing.TIMES.observe(key, [50_000.0])
         assert os.getpid() not in mg.parallel_map(where_it_runs, range(9))
+
+
+@pytest.mark.parametrize("way", ["together", "one by one", "no grad", "never"])
+def test_what_a_map_takes_is_both_passes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items that are short forward and long backward had stayed here."""
+    monkeypatch.setattr(placing, "TIMES", CostModel())
+    told: list[float] = []
+    monkeypatch.setattr(Experience, "begin", lambda _, mode, took_us=0.0: told.append(took_us))
+    added: list[float] = []
+    add = MapTime.add
+
+    def noted(one: MapTime, took_us: float) -> None:
+        added.append(took_us)
+        add(one, took_us)
+
+    monkeypatch.setattr(MapTime, "add", noted)
+    leaves = [mg.ones(3, requires_grad=True) for _ in range(4)]
+    with mg.Engine("auto", cpu_workers=2):
+        with mg.set_grad_enabled(way != "no grad"):
+            outs = mg.parallel_map(lambda x: (x * x).sum(), leaves)
+        assert len(told) == (way == "no grad")
+        if way == "together":
+            mg.stack(outs).sum().backward()
+        elif way == "one by one":
+            for out in outs:
+                out.backward()
+        if way == "never":
+            outs.clear()
+    backwards = {"together": 1, "one by one": 4}.get(way, 0)
+    assert len(added) == backwards
+    of_maps = [us for us in told if us > sum(added)]
+    assert len(of_maps) == 1

@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 import mpgrad as mg  # noqa: E402
 import mpgrad.torch as mt  # noqa: E402
 from mpgrad.calls.kept_branches import BRANCHES  # noqa: E402
+from mpgrad.calls.map_time import MapTime  # noqa: E402
 from mpgrad.parallel import placing  # noqa: E402
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
@@ -819,3 +820,15 @@ def test_a_backward_that_kills_its_workers_ends_and_names_the_item() -> None:
         with pytest.raises(mg.errors.WorkerLost, match="the backward of poisoned of item 2"):
             torch.stack(outs).sum().backward()
         torch.stack(mt.parallel_map(poisoned, [x] * 4, [0] * 4)).sum().backward()
+
+
+def test_auto_learns_how_long_both_passes_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[float] = []
+    monkeypatch.setattr(MapTime, "add", lambda one, took_us: added.append(took_us))
+    sources = [torch.ones(3, requires_grad=True) for _ in range(4)]
+    with mg.Engine("auto", cpu_workers=2):
+        outs = mt.parallel_map(lambda x: (x * x).sum(), sources)
+        assert not added
+        torch.stack(outs).sum().backward()
+    assert len(added) == 2 * len(sources)  # each branch begins and ends
+    assert min(added) > 0
