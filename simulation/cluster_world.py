@@ -22,7 +22,7 @@ import numpy as np
 import mpgrad as mg
 from mpgrad.calls.call import BranchCall, Derivative, InputKind, Item
 from mpgrad.engine.calls_in_workers import Answered, Request
-from mpgrad.engine.cluster import host_calls, host_starts, host_tasks
+from mpgrad.engine.cluster import host_calls, host_in_use, host_starts, host_tasks
 from mpgrad.engine.cluster.host_calls import LOOK_S, LOSSES_MAX, HostCalls
 from mpgrad.engine.cluster.host_contract import Cluster, Greeting
 from mpgrad.engine.cluster.host_starts import HostStarts
@@ -59,8 +59,9 @@ CLOSES, DARK = 0.1, 0.03
 #: The unusual values of numbers, and the share of those that are turned.
 KNOBS: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
     (simulated_cluster, "AHEAD", (1, 2)),
-    (host_calls, "AHEAD", (1, 3)),
-    (host_calls, "MESSAGES", (1, 2, 8)),
+    (host_in_use, "AHEAD", (1, 3)),
+    (host_calls, "CALLS_MAX", (1, 4)),
+    (host_calls, "MESSAGES", (1, 4, 8)),
     (host_calls, "WINDOW", (1, 4)),
     (host_calls, "PLACES_MAX", (1, 5)),
     (host_tasks, "KNOWN_BYTES_MAX", (0, 10_000, 150_000)),

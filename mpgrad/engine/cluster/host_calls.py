@@ -41,10 +41,10 @@ from mpgrad.wire.captured_state import CapturedState
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-#: The calls that a host has for each of its workers.
-AHEAD = 2
+#: The calls in one message.
+CALLS_MAX = 64
 #: The messages for a host with many branches to differentiate.
-MESSAGES = 4
+MESSAGES = 2
 #: Seconds between two looks for hosts that have come; that a start waits for all, and for one.
 LOOK_S, OTHERS_S, START_S = 2.0, 20.0, 60.0
 #: Seconds after which a host that does not answer counts as lost.
@@ -296,17 +296,17 @@ class HostCalls:
             while host.waiting:
                 self._send(host, _first(host.waiting, count))
         while self._waiting:
-            free = [one for one in self._hosts.values() if one.calls < AHEAD * one.workers]
+            free = [one for one in self._hosts.values() if one.is_free]
             if not free:
                 return
             host = min(free, key=lambda one: (one.calls / one.workers, one.number))
-            share = len(self._waiting) // (AHEAD * len(self._hosts))
-            room = min(host.workers, AHEAD * host.workers - host.calls, max(share, 1))
-            self._send(host, self._taken(host, room))
+            # Half of its share of what is left, as in ``placing.sizes_of_tasks``.
+            half = len(self._waiting) * host.workers // (2 * self.workers)
+            self._send(host, self._taken(host, min(max(host.workers, half), CALLS_MAX)))
 
     def _taken(self, host: HostInUse, count: int) -> list[Submission]:
         """The next calls for a host: first those whose large arrays no other host has."""
-        window = [*islice(self._waiting, WINDOW if self._places else count)]
+        window = [*islice(self._waiting, max(WINDOW, count) if self._places else count)]
         chosen = sorted(window, key=partial(self._bytes_elsewhere, host))[:count]
         for submission in chosen:
             self._waiting.remove(submission)

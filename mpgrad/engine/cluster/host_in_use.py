@@ -20,6 +20,8 @@ from mpgrad.wire.remote_error import decode_error
 
 #: The place of a branch: the number of its host times this, plus the slot of its worker.
 SLOTS = 1 << 20
+#: The messages that a host has, and the calls for each of its workers, if these are more.
+AHEAD = 2
 
 _answers = msgspec.msgpack.Decoder(CallAnswer)
 
@@ -44,6 +46,12 @@ class HostInUse:
     is_lost: bool = False
     #: When it was asked whether it lives, and has not answered since.
     asked_at: float | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is to get more calls."""
+        few = len(self.tasks) < AHEAD or self.calls < AHEAD * self.workers
+        return few and self.workers > 0
 
     def opened(self, reply: Reply | BaseException) -> Answered | BaseException:
         """What a call has given, in this process's memory; or why there is none."""
