@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import mpgrad as mg
-from mpgrad.autograd.freezing.cached_graphs import walk
+from mpgrad.autograd.frozen_graphs.cached_graphs import walk
 from mpgrad.autograd.roots import check_roots
 from mpgrad.distributed.autograd.crossing import Departure, arriving
 from mpgrad.distributed.autograd.local_part import LocalPart

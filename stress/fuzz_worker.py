@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import costs
-from mpgrad.autograd.freezing.freeze import freeze
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs import costs
+from mpgrad.autograd.frozen_graphs.freeze import freeze
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.autograd.running import engine_slot
 from mpgrad.base.exits import describe_exit
 from mpgrad.base.handles import Block

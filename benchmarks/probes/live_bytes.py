@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rounds import Array
-from mpgrad.autograd.freezing import costs
-from mpgrad.autograd.freezing.freeze import freeze
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs import costs
+from mpgrad.autograd.frozen_graphs.freeze import freeze
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.recording.dispatch.operator_node import OperatorNode
 from mpgrad.recording.tensors.tensor import gradient_edge
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import mpgrad as mg
 from benchmarks.scaling.costs import Costs, MessageCosts, WorkerCosts
-from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.frozen_graphs.freeze import freeze
 from mpgrad.autograd.profiling.task_times import unpack_times
 from mpgrad.base.handles import INLINE_LIMIT_BYTES, Block, GradientRef
 from mpgrad.engine.graph_submission import GraphSubmission

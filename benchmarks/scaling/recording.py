@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import mpgrad as mg
 from benchmarks.scaling.costs import ClientCosts
 from benchmarks.scaling.networks import Network
-from mpgrad.autograd.freezing import costs
-from mpgrad.autograd.freezing.freeze import freeze
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs import costs
+from mpgrad.autograd.frozen_graphs.freeze import freeze
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.engine.graph_submission import GraphSubmission
 from mpgrad.engine.placement import place
 from mpgrad.engine.preparation import PreparedGraph

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from mpgrad.autograd.commit import commit, commit_recorded, recorded_results
 from mpgrad.autograd.commit import results as results_of
-from mpgrad.autograd.freezing import costs
-from mpgrad.autograd.freezing.freeze import freeze
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs import costs
+from mpgrad.autograd.frozen_graphs.freeze import freeze
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.autograd.grads_batch import results_of_batch
 from mpgrad.autograd.profiling.ranges import span
 from mpgrad.autograd.roots import (

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mpgrad.arrays.cuda.device_arrays import ones, zeros
-from mpgrad.autograd.freezing.frozen_graph import LeafSink, ResultSink, Sink
+from mpgrad.autograd.frozen_graphs.frozen_graph import LeafSink, ResultSink, Sink
 from mpgrad.base.size import Size
 from mpgrad.ops.calling.promotion import cast
 from mpgrad.ops.new_tensors.device_moves import to_device

@@ -21,7 +21,7 @@ from collections.abc import Hashable
 from statistics import median_low
 from typing import Literal, NamedTuple, TypeAlias
 
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.base.duration_text import duration
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.graph_spec import GraphSpec

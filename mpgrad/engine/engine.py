@@ -27,7 +27,7 @@ from mpgrad.errors import EngineClosed
 from mpgrad.recording.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+    from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
     from mpgrad.engine.cluster.host_calls import HostCalls
     from mpgrad.engine.engine_statistics import EngineStatistics
     from mpgrad.engine.execution import Execution

@@ -11,9 +11,9 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from mpgrad.autograd.freezing import costs
-from mpgrad.autograd.freezing.freeze import freeze
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs import costs
+from mpgrad.autograd.frozen_graphs.freeze import freeze
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators, record, with_inputs_captured
 from mpgrad.autograd.profiling.backward_run import BackwardRun
 from mpgrad.autograd.profiling.ranges import RUNNING, span

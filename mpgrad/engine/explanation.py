@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mpgrad.autograd.freezing.costs import is_measured
+from mpgrad.autograd.frozen_graphs.costs import is_measured
 from mpgrad.autograd.functions.function_node import FunctionNode
 from mpgrad.base.duration_text import duration
 from mpgrad.base.html_text import html_table, preformatted

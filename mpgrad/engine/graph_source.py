@@ -10,7 +10,7 @@ import numpy as np
 
 from mpgrad.arrays.cpu.blockwise import WHOLE_BYTES
 from mpgrad.arrays.cpu.column_parts import count_parts
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, expected_of
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph, expected_of
 from mpgrad.autograd.running.hook_nodes import run_user_code
 from mpgrad.autograd.running.validate_outputs import described, require_number, validate_output
 from mpgrad.base.generated_code import listed

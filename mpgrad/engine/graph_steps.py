@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.hook_nodes import HooksBefore, rule_of

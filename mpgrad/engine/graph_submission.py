@@ -17,7 +17,7 @@ import numpy as np
 
 from mpgrad.arrays.cuda.device_arrays import is_array
 from mpgrad.arrays.cuda.device_submission import DeviceSubmission
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import (
     ContextDescription,

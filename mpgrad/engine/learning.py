@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpgrad.autograd.freezing import costs
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs import costs
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.autograd.profiling.task_times import unpack_times
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.instructions import CompleteGraph

@@ -13,8 +13,8 @@ from time import perf_counter
 from typing import Any
 
 from mpgrad.arrays.cuda.device_arrays import CUDA
-from mpgrad.autograd.freezing.cached_graphs import Remembered
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, Rest, rest_of
+from mpgrad.autograd.frozen_graphs.cached_graphs import Remembered
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph, Rest, rest_of
 from mpgrad.autograd.functions.call_sites import call_in_words
 from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.profiling.ranges import RUNNING, current_run

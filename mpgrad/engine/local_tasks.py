@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpgrad.arrays.cuda.device_arrays import CUDA
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.engine.compiled import Compiled, kept
 from mpgrad.engine.local import COMPILED_FROM_USE, gradients_of_nodes
 from mpgrad.recording.dispatch.operator_call import cpu

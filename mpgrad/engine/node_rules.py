@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, expected_of
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph, expected_of
 from mpgrad.base.generated_code import compiled, forget
 from mpgrad.engine.graph_source import GraphSource, SharedRule
 from mpgrad.recording.dispatch.operator_node import OperatorNode

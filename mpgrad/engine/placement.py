@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from mpgrad.arrays.cuda.device_arrays import get_default_device
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.call_sites import CALL_S, WARN_CALL_S, SlowLoop, slow_loops
 from mpgrad.autograd.functions.function_node import FunctionNode

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mpgrad.arrays.cpu.column_parts import shape_of
 from mpgrad.arrays.cuda.device_arrays import CUDA
 from mpgrad.arrays.cuda.gpu_nodes import gpus_of
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, expected_of
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph, expected_of
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.running_backward import innermost
@@ -290,7 +290,7 @@ def shapes_of(spec: GraphSpec) -> int:
 class PreparedGraph:
     """What an engine makes of a graph's tables once and uses in each step of a loop.
 
-    A graph like an earlier one has the very same tables (``freezing.cached_graphs``). So its
+    A graph like an earlier one has the very same tables (``frozen_graphs.cached_graphs``). So its
     plan, the wiring of its Nodes and everything else that is the same in each step are kept beside
     the tables and found without a comparison.
 

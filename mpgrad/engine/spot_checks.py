@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.functions.function_node import FunctionNode, run_function_backward
 from mpgrad.autograd.running import engine_slot

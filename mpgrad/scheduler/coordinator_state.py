@@ -27,7 +27,7 @@
 
 Gradients of more than 4 KiB lie in shared memory; messages name their blocks. The life of a graph
 is a table: ``GRAPH_TRANSITIONS`` in ``graph_task``, whose docstring says how to print it. This file
-has the lives of graphs and members; ``task_flow``, below it, has dispatch and replies.
+has the lives of graphs and members; ``task_dispatch``, below it, has dispatch and replies.
 
 Rules of both files:
 1. Everything that decides what a backward does next happens here or in the tables.
@@ -51,7 +51,7 @@ from mpgrad.scheduler.graph_task import GraphEvent, GraphTask
 from mpgrad.scheduler.invariants import Recounts
 from mpgrad.scheduler.lease_table import BlockAllocator
 from mpgrad.scheduler.membership import FlightKey, MemberRecord
-from mpgrad.scheduler.task_flow import TaskFlow
+from mpgrad.scheduler.task_dispatch import TaskDispatch
 
 Instruction = do.CoordinatorInstruction
 
@@ -69,7 +69,7 @@ RESTARTS_WITHOUT_PROGRESS_MAX = 20
 EVENTS_KEPT, TASKS_KEPT, BYTES_KEPT, EVENT_SHOWN = 500, 100, 1024, 200
 
 
-class CoordinatorState(TaskFlow):
+class CoordinatorState(TaskDispatch):
     """GraphTasks, the ReadyQueue, leases and members, behind one entry: :meth:`handle_event`.
 
     Args:

@@ -20,8 +20,8 @@ from mpgrad.wire.output_record import STDOUT, text_of
 from mpgrad.wire.schema import SPOILED
 from mpgrad.wire.setup import WorkerSetup
 from mpgrad.workers.captured_output import OutputForwarder
+from mpgrad.workers.health_check import HealthCheck
 from mpgrad.workers.publication import Publication
-from mpgrad.workers.soundness import Soundness
 from mpgrad.workers.task import TaskRunner
 from mpgrad.workers.worker import Reply
 from mpgrad.workers.worker_memory import WorkerMemory
@@ -52,7 +52,7 @@ class ProcessExecutor:
         self._graph = -1
         self._output = OutputForwarder(setup.slot, self._emit_output)
         self._output.install(environment.log_level)
-        self._soundness, self._is_spoiled = Soundness(), False
+        self._health, self._is_spoiled = HealthCheck(), False
         #: Whether the last task has failed, if it has run user code that nobody has looked after.
         self._has_failed: bool | None = None
         self.waiting_fd = self._output.waiting_fd
@@ -72,7 +72,7 @@ class ProcessExecutor:
 
     def look_after(self) -> None:
         if self._has_failed is not None:
-            self._is_spoiled = not self._soundness.holds(is_thorough=self._has_failed)
+            self._is_spoiled = not self._health.passes(is_thorough=self._has_failed)
             self._has_failed = None
 
     def _wait_for_end(self, graph: int) -> NoReturn:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import cached_graphs, costs
-from mpgrad.autograd.freezing import freeze as freezing
-from mpgrad.autograd.freezing.cached_graphs import NODES_MAX, VARIANTS_MAX, Memory
-from mpgrad.autograd.freezing.freeze import freeze
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink
+from mpgrad.autograd.frozen_graphs import cached_graphs, costs
+from mpgrad.autograd.frozen_graphs import freeze as freezing
+from mpgrad.autograd.frozen_graphs.cached_graphs import NODES_MAX, VARIANTS_MAX, Memory
+from mpgrad.autograd.frozen_graphs.freeze import freeze
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph, LeafSink
 from mpgrad.autograd.roots import wanted_grads, wanted_results
 from mpgrad.recording.graph.node import Node
 from mpgrad.recording.tensors.tensor import gradient_edge

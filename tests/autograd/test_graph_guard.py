@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing.cached_graphs import (
+from mpgrad.autograd.frozen_graphs.cached_graphs import (
     guard_source,
     kinds_of,
     sequence_of,

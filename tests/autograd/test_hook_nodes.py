@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing.freeze import freeze
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, LeafSink, RetainSink
+from mpgrad.autograd.frozen_graphs.freeze import freeze
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph, LeafSink, RetainSink
 from mpgrad.autograd.running import hook_nodes
 from mpgrad.autograd.running.hook_nodes import AccumulateNow, ClientNode, HooksAfter, HooksBefore
 from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import costs
-from mpgrad.autograd.freezing.freeze import freeze
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs import costs
+from mpgrad.autograd.frozen_graphs.freeze import freeze
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.engine.local import run_local, run_local_until
 from mpgrad.recording.tensors.tensor import gradient_edge
 from mpgrad.scheduler.plan import plan

@@ -13,8 +13,8 @@ from benchmarks.loads import ALONE
 from benchmarks.rounds import Effort, measure
 from benchmarks.runners import ForwardPass, Runner, mpgrad_runners
 from benchmarks.workloads import gil_branches
-from mpgrad.autograd.freezing import costs
-from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.frozen_graphs import costs
+from mpgrad.autograd.frozen_graphs.freeze import freeze
 from mpgrad.autograd.running import engine_slot
 from mpgrad.engine.engine import current_engine
 from mpgrad.engine.placement import place

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import costs
-from mpgrad.autograd.freezing.freeze import freeze
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs import costs
+from mpgrad.autograd.frozen_graphs.freeze import freeze
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.engine import execution, preparation, session_pool
 from mpgrad.engine.choice import (
     RECENT,

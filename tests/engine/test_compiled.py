@@ -20,7 +20,7 @@ from mpgrad.nn import functional
 from mpgrad.scheduler.tuning import SAMPLES
 from tests.random_programs import random_program
 
-freeze_module = importlib.import_module("mpgrad.autograd.freezing.freeze")
+freeze_module = importlib.import_module("mpgrad.autograd.frozen_graphs.freeze")
 
 #: A graph is compiled in the step after this one.
 STEPS = local.COMPILED_FROM_USE + 4

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import freeze as freezing
+from mpgrad.autograd.frozen_graphs import freeze as freezing
 from mpgrad.engine import local
 from mpgrad.engine.local import claim
 from mpgrad.recording.tensors import storage

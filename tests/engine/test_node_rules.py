@@ -13,7 +13,7 @@ import mpgrad as mg
 from mpgrad.engine import compiled, local, node_rules
 from tests.random_programs import random_program
 
-freeze_module = importlib.import_module("mpgrad.autograd.freezing.freeze")
+freeze_module = importlib.import_module("mpgrad.autograd.frozen_graphs.freeze")
 
 
 @pytest.fixture(autouse=True, params=[1, 9], ids=["kept", "once"])

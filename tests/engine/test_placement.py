@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import costs
-from mpgrad.autograd.freezing.freeze import freeze
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs import costs
+from mpgrad.autograd.frozen_graphs.freeze import freeze
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.engine import placement
 from mpgrad.engine.choice import Experience, predict, too_small
 from mpgrad.engine.placement import place

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import freeze as freezing
-from mpgrad.autograd.freezing.cached_graphs import ENGINES_MAX, Memory
-from mpgrad.autograd.freezing.freeze import freeze
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs import freeze as freezing
+from mpgrad.autograd.frozen_graphs.cached_graphs import ENGINES_MAX, Memory
+from mpgrad.autograd.frozen_graphs.freeze import freeze
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.engine.graph_submission import GraphSubmission
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.preparation import Preparation, PreparedGraph, wiring_of

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import costs, freeze
+from mpgrad.autograd.frozen_graphs import costs, freeze
 from mpgrad.engine import submitter
 from mpgrad.engine.engine import _stack
 from mpgrad.scheduler.cost_model import CostModel

@@ -12,7 +12,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.frozen_graphs import costs
 from mpgrad.engine import preparation
 from mpgrad.scheduler import chunks
 from mpgrad.scheduler.cost_model import CostModel

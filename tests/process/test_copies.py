@@ -13,8 +13,8 @@ import pytest
 import mpgrad as mg
 from mpgrad import nn
 from mpgrad.arrays.cpu.cpu_backend import CpuBackend
-from mpgrad.autograd.freezing import costs
-from mpgrad.autograd.freezing import freeze as freezing
+from mpgrad.autograd.frozen_graphs import costs
+from mpgrad.autograd.frozen_graphs import freeze as freezing
 from mpgrad.engine.session_pool import IDLE_BACKWARDS
 from mpgrad.errors import CoordinatorLost
 from mpgrad.recording.graph.registry import OPERATORS

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import freeze
+from mpgrad.autograd.frozen_graphs import freeze
 from mpgrad.calls.custom_functions import run_on
 from mpgrad.engine import blas
 from mpgrad.recording.tensors import accumulate_grad

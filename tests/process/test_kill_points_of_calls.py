@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import costs
-from mpgrad.autograd.freezing.freeze import freeze
+from mpgrad.autograd.frozen_graphs import costs
+from mpgrad.autograd.frozen_graphs.freeze import freeze
 from mpgrad.engine.placement import place
 from mpgrad.parallel import placing
 from mpgrad.recording.tensors.tensor import gradient_edge

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.frozen_graphs import costs
 from mpgrad.nn import functional as F
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.cost_model import CostModel

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.workers.soundness import Soundness
+from mpgrad.workers.health_check import HealthCheck
 from tests.process.conftest import check_usable
 
 pytestmark = pytest.mark.process
@@ -97,16 +97,16 @@ def test_an_error_alone_replaces_nobody(single: mg.Engine) -> None:
 
 
 def test_what_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    soundness = Soundness()
-    assert soundness.holds(is_thorough=True)
+    health = HealthCheck()
+    assert health.passes(is_thorough=True)
     with monkeypatch.context() as patch:
         patch.setattr(builtins, "len", len.__call__)
-        assert soundness.holds(is_thorough=False)
-        assert not soundness.holds(is_thorough=True)
+        assert health.passes(is_thorough=False)
+        assert not health.passes(is_thorough=True)
     with monkeypatch.context() as patch:
         patch.delattr(np, "cosh")
-        assert not soundness.holds(is_thorough=False)
+        assert not health.passes(is_thorough=False)
     with monkeypatch.context() as patch:
         patch.delitem(sys.modules, "msgspec")
-        assert not soundness.holds(is_thorough=True)
-    assert soundness.holds(is_thorough=True)
+        assert not health.passes(is_thorough=True)
+    assert health.passes(is_thorough=True)

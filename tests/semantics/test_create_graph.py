@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.freezing import costs
+from mpgrad.autograd.frozen_graphs import costs
 from mpgrad.scheduler.cost_model import CostModel
 from tests.semantics.paired import error_of, leaf, paired, row
 

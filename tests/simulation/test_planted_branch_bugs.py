@@ -17,7 +17,7 @@ from mpgrad.scheduler import membership
 from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.membership import Membership
 from mpgrad.scheduler.ready_queue import ReadyQueue
-from mpgrad.scheduler.task_flow import TaskFlow
+from mpgrad.scheduler.task_dispatch import TaskDispatch
 from mpgrad.scheduler.worker_state import WorkerState
 from simulation import World, branch_values, branches
 from simulation.many_worlds import run_worlds
@@ -143,7 +143,7 @@ def a_lane_that_waits_stops_the_others(patch):
             if not self._dispatch_first(lane, near):
                 return
 
-    patch.setattr(TaskFlow, "dispatch_ready", wrong)
+    patch.setattr(TaskDispatch, "dispatch_ready", wrong)
 
 
 # ----------------------------------------------------------------------- branches end

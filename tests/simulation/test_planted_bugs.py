@@ -22,7 +22,7 @@ from mpgrad.scheduler.membership import Flight, MemberRecord, Membership
 from mpgrad.scheduler.plan import plan
 from mpgrad.scheduler.ready_queue import ReadyQueue
 from mpgrad.scheduler.sum_places import SumPlaces
-from mpgrad.scheduler.task_flow import TaskFlow
+from mpgrad.scheduler.task_dispatch import TaskDispatch
 from mpgrad.scheduler.worker_state import WorkerState
 from simulation import Faults, World, WorldFailure, caller
 from simulation.expectations import BYTES_CORRUPTED
@@ -100,7 +100,7 @@ def a_task_with_damaged_inputs_ends_as_if_it_had_none(patch):
 
 @bug
 def inputs_are_released_twice(patch):
-    right = TaskFlow._release_flight
+    right = TaskDispatch._release_flight
 
     def wrong(self, graph, task, flight):
         for slot in flight.inputs:
@@ -108,7 +108,7 @@ def inputs_are_released_twice(patch):
                 self.leases.release(ref)
         right(self, graph, task, flight)
 
-    patch.setattr(TaskFlow, "_release_flight", wrong)
+    patch.setattr(TaskDispatch, "_release_flight", wrong)
 
 
 @bug
@@ -118,7 +118,7 @@ def inputs_are_not_released(patch):
             self.leases.release(block)
         graph.buffers.pop(task, None)
 
-    patch.setattr(TaskFlow, "_release_flight", wrong)
+    patch.setattr(TaskDispatch, "_release_flight", wrong)
 
 
 @bug
@@ -144,7 +144,7 @@ def what_the_caller_computes_meanwhile_is_not_delivered(patch):
 
 @bug
 def the_failure_of_the_callers_task_is_forgotten(patch):
-    forget(patch, TaskFlow, "on_client_failure")
+    forget(patch, TaskDispatch, "on_client_failure")
 
 
 @bug
@@ -156,7 +156,7 @@ def blocks_lent_to_a_lost_task_are_not_taken_back(patch):
         if graph.failure is None:
             self.enqueue(graph, [key.task])
 
-    patch.setattr(TaskFlow, "abandon", wrong)
+    patch.setattr(TaskDispatch, "abandon", wrong)
 
 
 @bug
@@ -166,7 +166,7 @@ def what_a_dead_worker_kept_is_forgotten(patch):
 
 @bug
 def kept_views_are_not_counted(patch):
-    forget(patch, TaskFlow, "_keep")
+    forget(patch, TaskDispatch, "_keep")
 
 
 @bug
@@ -196,7 +196,7 @@ def a_block_in_sight_of_others_is_given_away(patch):
 def a_reply_of_a_dead_incarnation_counts(patch):
     """The shell hears no dead ones, and the core believes none: either would do."""
     patch.setattr(Coordinator, "_is_ready", lambda self, peer: True)
-    right = TaskFlow._flight_of
+    right = TaskDispatch._flight_of
 
     def wrong(self, event):
         member, key, flight = right(self, event)
@@ -207,12 +207,12 @@ def a_reply_of_a_dead_incarnation_counts(patch):
                         return other, found, other.flights[found]
         return member, key, flight
 
-    patch.setattr(TaskFlow, "_flight_of", wrong)
+    patch.setattr(TaskDispatch, "_flight_of", wrong)
 
 
 @bug
 def a_duplicate_reply_counts_twice(patch):
-    right = TaskFlow._flight_of
+    right = TaskDispatch._flight_of
 
     def wrong(self, event):
         member, key, flight = right(self, event)
@@ -223,7 +223,7 @@ def a_duplicate_reply_counts_twice(patch):
             member.flights[key] = flight = answered[key]
         return member, key, flight
 
-    patch.setattr(TaskFlow, "_flight_of", wrong)
+    patch.setattr(TaskDispatch, "_flight_of", wrong)
 
 
 @bug
@@ -371,7 +371,7 @@ def a_graph_completes_before_all_its_tables_came(patch):
 
 @bug
 def a_graph_fails_with_tasks_in_flight(patch):
-    right = TaskFlow.settle
+    right = TaskDispatch.settle
 
     def wrong(self, graph):
         members, self.membership.members = self.membership.members, {}
@@ -381,7 +381,7 @@ def a_graph_fails_with_tasks_in_flight(patch):
         right(self, graph)
         self.membership.members = members
 
-    patch.setattr(TaskFlow, "settle", wrong)
+    patch.setattr(TaskDispatch, "settle", wrong)
 
 
 @bug
@@ -499,7 +499,7 @@ def a_lost_task_is_not_run_again(patch):
             self.leases.release(block)
         self.graphs[key.graph].requeue(key.task)
 
-    patch.setattr(TaskFlow, "abandon", wrong)
+    patch.setattr(TaskDispatch, "abandon", wrong)
 
 
 @bug
@@ -543,7 +543,7 @@ def a_suspect_task_gets_company(patch):
 @bug
 def a_worker_is_left_idle(patch):
     """Seldom a deadlock, for the next event looks again; always a loss."""
-    right = TaskFlow.dispatch_ready
+    right = TaskDispatch.dispatch_ready
 
     def wrong(self, near):
         sent = []
@@ -558,12 +558,12 @@ def a_worker_is_left_idle(patch):
         right(self, near)
         del self.membership.choose_worker
 
-    patch.setattr(TaskFlow, "dispatch_ready", wrong)
+    patch.setattr(TaskDispatch, "dispatch_ready", wrong)
 
 
 @bug
 def a_full_arena_fails_graphs_that_could_wait(patch):
-    right = TaskFlow._must_wait_for_memory
+    right = TaskDispatch._must_wait_for_memory
 
     def wrong(self, graph, task, full):
         workers, self.membership.workers = self.membership.workers, list
@@ -572,19 +572,19 @@ def a_full_arena_fails_graphs_that_could_wait(patch):
         finally:
             self.membership.workers = workers
 
-    patch.setattr(TaskFlow, "_must_wait_for_memory", wrong)
+    patch.setattr(TaskDispatch, "_must_wait_for_memory", wrong)
 
 
 @bug
 def a_failed_dispatch_stops_the_others(patch):
     """World found this one: out of memory failed a graph, and nobody looked at the next."""
-    right = TaskFlow._must_wait_for_memory
+    right = TaskDispatch._must_wait_for_memory
 
     def wrong(self, graph, task, full: SharedMemoryExhausted):
         right(self, graph, task, full)
         return True
 
-    patch.setattr(TaskFlow, "_must_wait_for_memory", wrong)
+    patch.setattr(TaskDispatch, "_must_wait_for_memory", wrong)
 
 
 @rare_bug

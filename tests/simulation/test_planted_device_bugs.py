@@ -11,7 +11,7 @@ from mpgrad.scheduler.coordinator_state import CoordinatorState
 from mpgrad.scheduler.graph_task import GraphEvent
 from mpgrad.scheduler.lease_table import LeaseTable
 from mpgrad.scheduler.membership import MemberRecord, Membership
-from mpgrad.scheduler.task_flow import TaskFlow
+from mpgrad.scheduler.task_dispatch import TaskDispatch
 from simulation import Faults, World, worker_process
 from simulation.situations import BEREAVED, MEMORY_RETURNED, PEER_READ
 from tests.simulation.planting import Plants
@@ -67,8 +67,8 @@ def blocks_of_a_gpu_go_back_too_early(patch):
         self.leases.freed.extend(block for block in adopted.blocks[len(flight.blocks) :][:1])
         return adopted
 
-    right = TaskFlow._adopt
-    patch.setattr(TaskFlow, "_adopt", wrong)
+    right = TaskDispatch._adopt
+    patch.setattr(TaskDispatch, "_adopt", wrong)
 
 
 @bug
@@ -106,7 +106,7 @@ def a_graph_waits_for_a_gpu_that_nobody_serves_any_more(patch):
     def wrong(self, graph):
         return not self.membership.workers()
 
-    patch.setattr(TaskFlow, "_is_stranded", wrong)
+    patch.setattr(TaskDispatch, "_is_stranded", wrong)
 
 
 @bug

@@ -6,7 +6,7 @@ import pytest
 
 from mpgrad.scheduler.graph_task import GraphPhase, GraphTask
 from mpgrad.scheduler.lease_table import LeaseTable
-from mpgrad.scheduler.task_flow import TaskFlow
+from mpgrad.scheduler.task_dispatch import TaskDispatch
 from simulation import Faults, World
 from tests.simulation.planting import Plants
 
@@ -33,24 +33,24 @@ class Nothing(set):
 
 @bug
 def progress_is_ignored(patch):
-    patch.setattr(TaskFlow, "on_node_task_progress", lambda self, event: None)
+    patch.setattr(TaskDispatch, "on_node_task_progress", lambda self, event: None)
 
 
 @bug
 def what_was_published_is_delivered_again_at_the_end(patch):
-    right = TaskFlow.on_node_task_done
+    right = TaskDispatch.on_node_task_done
 
     def wrong(self, event):
         for graph in self.graphs.values():
             graph.published.pop(event.task, None)
         right(self, event)
 
-    patch.setattr(TaskFlow, "on_node_task_done", wrong)
+    patch.setattr(TaskDispatch, "on_node_task_done", wrong)
 
 
 @bug
 def a_duplicate_publication_counts_twice(patch):
-    right = TaskFlow.on_node_task_progress
+    right = TaskDispatch.on_node_task_progress
 
     def wrong(self, event):
         for graph in self.graphs.values():
@@ -58,7 +58,7 @@ def a_duplicate_publication_counts_twice(patch):
                 graph.published[event.task] = Nothing(graph.published[event.task])
         right(self, event)
 
-    patch.setattr(TaskFlow, "on_node_task_progress", wrong)
+    patch.setattr(TaskDispatch, "on_node_task_progress", wrong)
 
 
 @bug
@@ -74,7 +74,7 @@ def a_lost_task_publishes_everything_again(patch):
 
 @bug
 def a_published_block_is_lent_to_the_next_attempt(patch):
-    right = TaskFlow._allot
+    right = TaskDispatch._allot
 
     def wrong(self, graph, task):
         blocks = list(right(self, graph, task))
@@ -87,24 +87,24 @@ def a_published_block_is_lent_to_the_next_attempt(patch):
                 self.leases.hold(blocks[number])
         return tuple(blocks)
 
-    patch.setattr(TaskFlow, "_allot", wrong)
+    patch.setattr(TaskDispatch, "_allot", wrong)
 
 
 @bug
 def published_blocks_are_not_held_for_their_consumers(patch):
-    right = TaskFlow.on_node_task_progress
+    right = TaskDispatch.on_node_task_progress
 
     def wrong(self, event):
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(LeaseTable, "hold", lambda self, ref: None)
             right(self, event)
 
-    patch.setattr(TaskFlow, "on_node_task_progress", wrong)
+    patch.setattr(TaskDispatch, "on_node_task_progress", wrong)
 
 
 @bug
 def a_running_task_loses_the_blocks_that_it_published(patch):
-    right = TaskFlow.on_node_task_progress
+    right = TaskDispatch.on_node_task_progress
 
     def wrong(self, event):
         member, key, flight = self._flight_of(event)
@@ -116,24 +116,24 @@ def a_running_task_loses_the_blocks_that_it_published(patch):
             left = [None if at in published else b for at, b in enumerate(flight.blocks)]
             member.flights[key] = flight._replace(blocks=tuple(left))
 
-    patch.setattr(TaskFlow, "on_node_task_progress", wrong)
+    patch.setattr(TaskDispatch, "on_node_task_progress", wrong)
 
 
 @bug
 def foreign_blocks_may_be_published(patch):
-    right = TaskFlow.on_node_task_progress
+    right = TaskDispatch.on_node_task_progress
 
     def wrong(self, event):
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr("mpgrad.scheduler.membership.Flight.check_reply", lambda *_: None)
             right(self, event)
 
-    patch.setattr(TaskFlow, "on_node_task_progress", wrong)
+    patch.setattr(TaskDispatch, "on_node_task_progress", wrong)
 
 
 @bug
 def a_failed_task_takes_back_what_it_published(patch):
-    right = TaskFlow.on_node_task_failed
+    right = TaskDispatch.on_node_task_failed
 
     def wrong(self, event):
         graph = self.graphs.get(event.graph)
@@ -145,7 +145,7 @@ def a_failed_task_takes_back_what_it_published(patch):
                     worker.flights.pop(key)
         right(self, event)
 
-    patch.setattr(TaskFlow, "on_node_task_failed", wrong)
+    patch.setattr(TaskDispatch, "on_node_task_failed", wrong)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 import mpgrad as mg
 from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.errors import ProtocolError
-from mpgrad.scheduler.task_flow import TaskFlow
+from mpgrad.scheduler.task_dispatch import TaskDispatch
 from simulation import __main__ as testing
 from stress import (
     chaos,
@@ -355,7 +355,7 @@ def test_a_failed_world_says_how_to_see_it_again(
             return future
 
     monkeypatch.setattr(simulation, "ProcessPoolExecutor", lambda *_: Here())
-    monkeypatch.setattr(TaskFlow, "_release_flight", lambda *_: None)
+    monkeypatch.setattr(TaskDispatch, "_release_flight", lambda *_: None)
     assert main(["simulation", "--seeds", "30", "--first", "0"]) == 1
     *_, again, verdict = capsys.readouterr().out.splitlines()
     assert verdict.startswith("simulation: FAILED: 0 worlds")

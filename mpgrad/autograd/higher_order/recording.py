@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from mpgrad.arrays.cuda.device_arrays import without_memory, zeros
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, ResultSink
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph, ResultSink
 from mpgrad.autograd.higher_order.backward_of import SUM_GRADIENTS, backward_of
 from mpgrad.autograd.profiling.ranges import RUNNING
 from mpgrad.autograd.running.hook_nodes import HooksBefore, run_post_hooks, runs_node_hooks

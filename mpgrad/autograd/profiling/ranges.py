@@ -22,7 +22,7 @@ from mpgrad.recording.graph.registry import Operator
 from mpgrad.scheduler.graph_spec import GraphSpec
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+    from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 
 #: Kinds of ranges.
 OPERATOR, FUNCTION, NODE = "operator", "function", "node"

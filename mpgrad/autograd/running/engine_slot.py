@@ -18,7 +18,7 @@ from mpgrad.base.thread_state import PerThread
 from mpgrad.recording.graph.grad_modes import GRAD_MODE
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+    from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
     from mpgrad.recording.tensors.tensor import Tensor
 
 T = TypeVar("T")

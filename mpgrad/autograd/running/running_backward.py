@@ -25,7 +25,7 @@ from mpgrad.recording.tensors.accumulate_grad import grad_lock
 from mpgrad.recording.tensors.hooks_in_force import HOOKS
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+    from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
     from mpgrad.recording.tensors.tensor import Tensor
 
 _numbers = itertools.count()

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpgrad.autograd.commit import results, results_alone
-from mpgrad.autograd.freezing import costs
-from mpgrad.autograd.freezing.cached_graphs import walk
-from mpgrad.autograd.freezing.freeze import freeze
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph, KeptSink, ResultSink, WantedSink
+from mpgrad.autograd.frozen_graphs import costs
+from mpgrad.autograd.frozen_graphs.cached_graphs import walk
+from mpgrad.autograd.frozen_graphs.freeze import freeze
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph, KeptSink, ResultSink, WantedSink
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.hook_nodes import runs_node_hooks
 from mpgrad.autograd.running.running_backward import RunningBackward

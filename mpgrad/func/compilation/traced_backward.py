@@ -8,7 +8,7 @@ import numpy as np
 
 from mpgrad.arrays.cpu.array_program import plain
 from mpgrad.arrays.cpu.array_proxies import ArrayProxy
-from mpgrad.autograd.freezing.frozen_graph import FrozenGraph
+from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.engine import current_engine
 from mpgrad.engine.local import gradients_of_nodes

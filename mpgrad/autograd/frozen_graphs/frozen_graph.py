@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from mpgrad.autograd.freezing.cached_graphs import Remembered
+from mpgrad.autograd.frozen_graphs.cached_graphs import Remembered
 from mpgrad.recording.graph.node import InputMetadata, Node
 from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
 from mpgrad.recording.tensors.tensor import Tensor

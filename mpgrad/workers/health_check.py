@@ -1,8 +1,7 @@
-"""Soundness: whether user code has left this worker as other tasks need it: its limits, what it has
-imported, and the names of NumPy and of Python itself.
+"""HealthCheck: whether user code has left this worker as other tasks need it: its limits, what it
+has imported, and the names of NumPy and of Python itself.
 
-A worker that is not sound any more is replaced before its next task, which may be that of another
-Function.
+A worker that fails is replaced before its next task, which may be that of another Function.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _LIMITS = (
 )
 
 
-class Soundness:
+class HealthCheck:
     """How this process is now, to be compared with later."""
 
     def __init__(self) -> None:
@@ -33,7 +32,7 @@ class Soundness:
         self._modules = dict(sys.modules)
         self._names = [(vars(module), dict(vars(module))) for module in (np, builtins)]
 
-    def holds(self, *, is_thorough: bool) -> bool:
+    def passes(self, *, is_thorough: bool) -> bool:
         """Whether nothing of it has changed for the worse.
 
         Args:

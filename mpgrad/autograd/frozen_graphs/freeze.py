@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.autograd.freezing.cached_graphs import (
+from mpgrad.autograd.frozen_graphs.cached_graphs import (
     Guards,
     Key,
     Memory,
@@ -21,20 +21,20 @@ from mpgrad.autograd.freezing.cached_graphs import (
     kinds_of,
     walk,
 )
-from mpgrad.autograd.freezing.costs import (
+from mpgrad.autograd.frozen_graphs.costs import (
     costs_of,
     estimate,
     least_cost,
     second_half_share,
     with_division,
 )
-from mpgrad.autograd.freezing.frozen_graph import (
+from mpgrad.autograd.frozen_graphs.frozen_graph import (
     FrozenGraph,
     ResultSink,
     WantedSink,
     new_leaf_sink,
 )
-from mpgrad.autograd.freezing.graph_tables import Cost, GraphTables
+from mpgrad.autograd.frozen_graphs.graph_tables import Cost, GraphTables
 from mpgrad.autograd.running.collector import collector_held
 from mpgrad.autograd.running.hook_nodes import LOGGER
 from mpgrad.recording.graph.node import Edge, Node

@@ -1,4 +1,4 @@
-"""TaskFlow: how tasks go to workers and what their replies cause. It does not end graphs.
+"""TaskDispatch: how tasks go to workers and what their replies cause. It does not end graphs.
 
     not ready -> ready -> dispatched -> done
                    ^___________|            lost with its process
@@ -27,7 +27,7 @@ from mpgrad.scheduler.membership import Flight, FlightKey, MemberRecord, Members
 from mpgrad.scheduler.ready_queue import ReadyQueue, ReadyTask, lane_of, slot_of
 
 
-class TaskFlow:
+class TaskDispatch:
     """The tables, and what changes them when tasks are dispatched and answered.
 
     Args:

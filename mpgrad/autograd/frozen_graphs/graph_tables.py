@@ -13,9 +13,9 @@ import numpy as np
 
 from mpgrad.arrays.cuda.device_arrays import CUDA
 from mpgrad.arrays.cuda.gpu_nodes import on_gpus
-from mpgrad.autograd.freezing.cached_graphs import Template, Walk, sequence_of
-from mpgrad.autograd.freezing.costs import least_cost, with_division
-from mpgrad.autograd.freezing.frozen_graph import (
+from mpgrad.autograd.frozen_graphs.cached_graphs import Template, Walk, sequence_of
+from mpgrad.autograd.frozen_graphs.costs import least_cost, with_division
+from mpgrad.autograd.frozen_graphs.frozen_graph import (
     FrozenGraph,
     KeptSink,
     LeafSink,
