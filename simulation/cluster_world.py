@@ -22,9 +22,10 @@ import numpy as np
 import mpgrad as mg
 from mpgrad.calls.call import BranchCall, Derivative, InputKind, Item
 from mpgrad.engine.calls_in_workers import Answered, Request
-from mpgrad.engine.cluster import host_calls, host_in_use, host_starts, host_tasks
+from mpgrad.engine.cluster import array_places, host_calls, host_in_use, host_starts, host_tasks
 from mpgrad.engine.cluster.host_calls import LOOK_S, LOSSES_MAX, HostCalls
 from mpgrad.engine.cluster.host_contract import Cluster, Greeting
+from mpgrad.engine.cluster.host_demand import HostDemand
 from mpgrad.engine.cluster.host_starts import HostStarts
 from mpgrad.engine.cluster.single_calls import single_call
 from mpgrad.engine.packed_arrays import PackedArrays
@@ -63,7 +64,7 @@ KNOBS: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
     (host_calls, "CALLS_MAX", (1, 4)),
     (host_calls, "MESSAGES", (1, 4, 8)),
     (host_calls, "WINDOW", (1, 4)),
-    (host_calls, "PLACES_MAX", (1, 5)),
+    (array_places, "PLACES_MAX", (1, 5)),
     (host_tasks, "KNOWN_BYTES_MAX", (0, 10_000, 150_000)),
     (host_tasks, "STORED_BYTES_MAX", (0, 100_000)),
 )
@@ -122,6 +123,8 @@ class ClusterWorld:
         ]
         self.cluster = SimulatedCluster(self.time, nodes)
         self.starts = HostStarts(Greeting(0, VERSIONS, {}), False)
+        least = chance.randint(0, 2)
+        self.demand = HostDemand(least, chance.choice((None, least + chance.randint(1, 3))))
         self._errors: list[str] = []
         self._numbers = iter(range(10**9))
         self._parameters = [self._array() for _ in range(3)]
@@ -142,7 +145,8 @@ class ClusterWorld:
             ClusterWorldFailure: something is not as it should be.
         """
         with self._knobs():
-            self.calls = HostCalls(cast("Cluster", self.cluster), self.starts, self.time.seconds)
+            cluster = cast("Cluster", self.cluster)
+            self.calls = HostCalls(cluster, self.starts, self.demand, self.time.seconds)
             try:
                 self._run()
             finally:
@@ -194,6 +198,8 @@ class ClusterWorld:
         self._until(lambda: not (self._maps or self._active))
         self.cluster.is_calm = True
         self._until_released()
+        if self.cluster.asked_for != self.demand.wanted(0, 1):
+            self._fail(f"{self.cluster.asked_for} hosts are wanted for nothing")
         self._check_nothing_left()
 
     def _within(self, seconds: float) -> int:
@@ -215,6 +221,9 @@ class ClusterWorld:
         self.time.step()
         while not self.calls._events.empty():
             self.calls.take(0.0)
+        most = self.demand.most
+        if most is not None and len(self.calls._hosts) > most:
+            self._fail(f"{len(self.calls._hosts)} hosts take part, not {most}")
         if self._errors:
             self._fail(f"raised where a call has ended: {self._errors}")
         self._follow()
@@ -386,6 +395,9 @@ class ClusterWorld:
         left = [calls._running, calls._waiting, calls._unwanted, self.calls.ended]
         if any(left):
             self._fail(f"left in HostCalls: {left}")
+        self.seen["autoscaled"] += sum(
+            host.node.startswith("scaled") for host in self.cluster.hosts
+        )
         for host in calls._hosts.values():
             if host.tasks or host.calls or host.waiting:
                 self._fail(f"left for {host.remote.name}: {host.tasks}, {host.calls}")

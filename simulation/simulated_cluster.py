@@ -273,7 +273,9 @@ class SimulatedCluster:
         self.nodes = dict(nodes)
         self.hosts: list[SimulatedHost] = []
         self._free_at: dict[str, float] = dict.fromkeys(self.nodes, 0.0)
-        self.is_calm = False
+        self.is_calm = self._is_starting = False
+        #: The hosts that the engine wants; None: as many as there are.
+        self.asked_for: int | None = None
 
     def delay_us(self) -> int:
         """That of a message. They overtake one another."""
@@ -295,15 +297,27 @@ class SimulatedCluster:
 
     # ------------------------------------------------------------------ what HostCalls asks
 
-    def new_hosts(self) -> list[RemoteHost]:
+    def new_hosts(self, most: int | None) -> list[RemoteHost]:
         found: list[RemoteHost] = []
         for node, workers in self.nodes.items():
-            if self._free_at[node] <= self.time.seconds():
+            is_free = self._free_at[node] <= self.time.seconds()
+            if is_free and (most is None or len(found) < most):
                 self._free_at[node] = float("inf")
                 host = SimulatedHost(self, node, workers)
                 self.hosts.append(host)
                 found.append(host)
         return found
+
+    def ask_for(self, hosts: int | None) -> None:
+        """The autoscaler starts nodes, one after another, and stops none."""
+        self.asked_for = hosts
+        if hosts is not None and len(self.nodes) < hosts and not self._is_starting:
+            self._is_starting = True
+            self.time.after(self.time.rng.randint(1, START_US), self._start)
+
+    def _start(self) -> None:
+        self._is_starting = False
+        self.add(f"scaled {len(self.hosts)} {self.time.now}", 1)
 
     def store(self, data: Array) -> Array:
         return data.copy()

@@ -83,9 +83,12 @@ class SimulatedCluster:
     def __init__(self, count: int, answers: Answers) -> None:
         self._hosts: list[RemoteHost] = [SimulatedHost(n, answers) for n in range(count)]
 
-    def new_hosts(self) -> list[RemoteHost]:
+    def new_hosts(self, most: int | None) -> list[RemoteHost]:
         found, self._hosts = self._hosts, []
         return found
+
+    def ask_for(self, hosts: int | None) -> None:
+        """There are no more."""
 
     def store(self, data: Any) -> Any:
         return data

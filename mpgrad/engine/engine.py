@@ -84,6 +84,9 @@ class Engine:
         same_arithmetic: leave out hosts of the cluster whose processor or BLAS is another one than
             here, or whose versions are. Otherwise a warning names them once.
         runtime_env: of the processes on the cluster's hosts, as Ray takes it.
+        min_hosts, max_hosts: with one of them, Ray's autoscaler is asked for the hosts that the
+            waiting calls need, within these limits; no more than ``max_hosts`` take part. Default:
+            all hosts take part, and it is not asked.
 
     Raises:
         ValueError: an argument is out of range.
@@ -117,6 +120,8 @@ class Engine:
         cluster: str | None = None,
         same_arithmetic: bool = False,
         runtime_env: dict[str, Any] | None = None,
+        min_hosts: int = 0,
+        max_hosts: int | None = None,
     ) -> None:
         require_no_mark()
         self._options = EngineOptions.checked(
@@ -135,6 +140,8 @@ class Engine:
             cluster,
             same_arithmetic,
             runtime_env,
+            min_hosts,
+            max_hosts,
         )
         self._made: Execution | None = None
         # Re-entrant: a handler of a signal may run a backward while its thread makes this.

@@ -47,6 +47,8 @@ class EngineOptions:
     cluster: str | None = None
     same_arithmetic: bool = False
     runtime_env: dict[str, Any] | None = None
+    min_hosts: int = 0
+    max_hosts: int | None = None
 
     @property
     def has_checksums(self) -> bool:
@@ -71,6 +73,8 @@ class EngineOptions:
         cluster: str | None = None,
         same_arithmetic: bool = False,
         runtime_env: dict[str, Any] | None = None,
+        min_hosts: int = 0,
+        max_hosts: int | None = None,
     ) -> EngineOptions:
         """The options for these arguments of ``Engine``.
 
@@ -105,7 +109,13 @@ class EngineOptions:
             cluster=cluster,
             same_arithmetic=bool(same_arithmetic),
             runtime_env=runtime_env,
+            min_hosts=_count("min_hosts", min_hosts, _COUNT_MAX, least=0),
+            max_hosts=None if max_hosts is None else _count("max_hosts", max_hosts, _COUNT_MAX),
         )
+        if options.max_hosts is not None and options.max_hosts < options.min_hosts:
+            raise ValueError(
+                f"Engine(min_hosts={min_hosts}, max_hosts={max_hosts}): the least is above the most"
+            )
         if not isinstance(cluster, str | None):
             raise TypeError(f"Engine(cluster={cluster!r}): it must be an address, or 'auto'")
         if initializer is not None and not callable(initializer):
@@ -131,9 +141,10 @@ def _choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
-def _count(name: str, value: int, largest: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
-        raise ValueError(f"Engine({name}={value!r}): it must be an integer from 1 to {largest:,}")
+def _count(name: str, value: int, largest: int, least: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= largest:
+        limits = f"from {least} to {largest:,}"
+        raise ValueError(f"Engine({name}={value!r}): it must be an integer {limits}")
     return value
 
 

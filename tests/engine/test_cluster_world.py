@@ -29,7 +29,7 @@ def test_each_call_ends_once_and_nothing_is_left() -> None:
     seen = run_worlds(range(80))
     happened = {
         "right", "raised", "stopped", "poison", "lost and right", "branches found",
-        "branches made again", "dies", "hangs", "leaves", "joins", "closed early",
+        "branches made again", "dies", "hangs", "leaves", "joins", "autoscaled", "closed early",
     }  # fmt: skip
     assert happened <= {what for what, count in seen.items() if count}
 

@@ -285,12 +285,15 @@ def test_an_unknown_device(engine: mg.Engine) -> None:
         {"shm_limit": 0},
         {"shm_limit": "much"},
         {"blas_threads": 0},
+        {"min_hosts": -1},
+        {"max_hosts": 0},
+        {"min_hosts": 3, "max_hosts": 2},
         {"recover": "everything"},
     ],
     ids=str,
 )
 def test_settings_out_of_range(settings: dict[str, Any]) -> None:
-    (name,) = settings
+    name, *_ = settings
     with pytest.raises(ValueError, match=rf"Engine\({name}="):
         mg.Engine(**settings)
 

@@ -48,6 +48,27 @@ class TestHosts:
         )
         assert {"[1] 2", "both"} <= {*run(cluster, script)}
 
+    def test_the_autoscaler_is_asked_within_limits(self, cluster: str, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import json, sys, ray\nimport mpgrad as mg\n"
+            "from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL as KEY\n"
+            "from ray.experimental.internal_kv import _internal_kv_get as get\n"
+            "ray.init(sys.argv[1], log_to_driver=False)\n"
+            "def asked():\n    return json.loads(get(KEY) or 'null')\n"
+            "print('before', asked())\n"
+            "with mg.Engine('process', cluster=sys.argv[1], min_hosts=1, max_hosts=1) as engine:\n"
+            "    print(mg.parallel_map(abs, range(-9, 0)), engine._made.hosts.workers, asked())\n"
+            "print('after', asked())\n"
+        )
+        taken = "[9, 8, 7, 6, 5, 4, 3, 2, 1] 2 [{'CPU': 2}]"
+        lines = run(cluster, script)
+        assert [line for line in lines if line in ("before None", taken, "after []")] == [
+            "before None",
+            taken,
+            "after []",
+        ]
+
     def test_a_host_that_dies_while_it_starts_starts_again(
         self, cluster: str, tmp_path: Path
     ) -> None:

@@ -26,11 +26,13 @@ from mpgrad.autograd.running.deferred_interrupts import GRACE_MS
 from mpgrad.base.standard_streams import say
 from mpgrad.calls.call import items_in_order
 from mpgrad.engine.calls_in_workers import Answered, Chunks, Request, depth_of_calls
+from mpgrad.engine.cluster.array_places import ArrayPlaces
 from mpgrad.engine.cluster.host_contract import Cluster, Greeting, Reply
-from mpgrad.engine.cluster.host_in_use import SLOTS, HostInUse
+from mpgrad.engine.cluster.host_demand import HostDemand
+from mpgrad.engine.cluster.host_in_use import AHEAD, SLOTS, HostInUse
 from mpgrad.engine.cluster.host_profile import note_calls
 from mpgrad.engine.cluster.host_starts import HostStarts, line_of, others_text
-from mpgrad.engine.cluster.host_tasks import STORED_ABOVE_BYTES, StoredArrays, TaskPacker
+from mpgrad.engine.cluster.host_tasks import StoredArrays, TaskPacker
 from mpgrad.engine.cluster.single_calls import one_by_one, single_call
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.submitter import Submission, serving_here
@@ -51,8 +53,8 @@ LOOK_S, OTHERS_S, START_S = 2.0, 20.0, 60.0
 SILENCE_S = 30.0
 #: The hosts that may be lost under a call, which may be the cause.
 LOSSES_MAX = 3
-#: The waiting calls among which a host's are chosen, and the arrays whose host is known.
-WINDOW, PLACES_MAX = 64, 10_000
+#: The waiting calls among which a host's are chosen.
+WINDOW = 64
 _CLOSED = "the engine was closed before the call had ended"
 
 
@@ -62,6 +64,7 @@ class HostCalls:
     Args:
         cluster: the hosts.
         starts: which of them take part.
+        demand: how many.
         clock: seconds.
 
     Attributes:
@@ -70,9 +73,13 @@ class HostCalls:
     """
 
     def __init__(
-        self, cluster: Cluster, starts: HostStarts, clock: Callable[[], float] = monotonic
+        self,
+        cluster: Cluster,
+        starts: HostStarts,
+        demand: HostDemand = HostDemand(),  # noqa: B008  (it is frozen)
+        clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._cluster, self._starts, self._clock = cluster, starts, clock
+        self._cluster, self._starts, self._demand, self._clock = cluster, starts, demand, clock
         self.ended: deque[tuple[int, int]] = deque()
         self.workers = 0
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -80,8 +87,7 @@ class HostCalls:
         #: What hosts have done, by node.
         self._figures: dict[str, HostFigures] = {}
         self._board = HostsBoard()
-        #: The host that had last got a large array, by where the array lies.
-        self._places: dict[tuple[int, int], int] = {}
+        self._places = ArrayPlaces()
         self._waiting: deque[Submission] = deque()
         self._running: dict[Submission, tuple[HostInUse, int]] = {}
         #: The parts of submissions of several calls.
@@ -238,12 +244,15 @@ class HostCalls:
 
     def _look(self) -> None:
         """Let hosts that have come start, and end calls that no host will run."""
-        for remote in self._cluster.new_hosts():
+        for remote in self._cluster.new_hosts(self._demand.room(len(self._hosts))):
             self._next += 1
             figures = self._figures.setdefault(remote.node, HostFigures(remote.name))
             host = self._hosts[self._next] = HostInUse(self._next, remote, figures)
             self._starts.begin(host)
             remote.greet(partial(self._later, self._greeted, host))
+        waiting = len(self._waiting) + sum([len(one.waiting) for one in self._hosts.values()])
+        per_host = AHEAD * max(self.workers / max(len(self._hosts), 1), 1.0)
+        self._cluster.ask_for(self._demand.wanted(len(self._running) + waiting, per_host))
         self._looked_at = now = self._clock()
         is_early = now - self._begun_at < OTHERS_S
         self._starts.settle(waits=is_early, has_workers=self.workers > 0)
@@ -307,22 +316,11 @@ class HostCalls:
     def _taken(self, host: HostInUse, count: int) -> list[Submission]:
         """The next calls for a host: first those whose large arrays no other host has."""
         window = [*islice(self._waiting, max(WINDOW, count) if self._places else count)]
-        chosen = sorted(window, key=partial(self._bytes_elsewhere, host))[:count]
+        chosen = sorted(window, key=partial(self._places.bytes_elsewhere, host.number))[:count]
         for submission in chosen:
             self._waiting.remove(submission)
-            self._places.update(dict.fromkeys(map(_place, _large(submission)), host.number))
-        while len(self._places) > PLACES_MAX:
-            del self._places[next(iter(self._places))]
+        self._places.note(host.number, chosen)
         return chosen
-
-    def _bytes_elsewhere(self, host: HostInUse, submission: Submission) -> int:
-        return sum(
-            [
-                array.nbytes
-                for array in _large(submission)
-                if self._places.get(_place(array), host.number) != host.number
-            ]
-        )
 
     def _send(self, host: HostInUse, wanted: Sequence[Submission]) -> None:
         self._note_ended()
@@ -433,16 +431,6 @@ class HostCalls:
                 self._next += 1
                 task = TaskPacker(host.arrays, self._stored).task(self._next, released)
                 host.remote.run(task, (), (), lambda result: None)
-
-
-def _large(submission: Submission) -> list[Array]:
-    found = submission.requests[0].inputs
-    return [one for one in found if one is not None and one.nbytes > STORED_ABOVE_BYTES]
-
-
-def _place(array: Array) -> tuple[int, int]:
-    """Where an array lies in this process: another one may lie there later, which costs little."""
-    return array.ctypes.data, array.nbytes
 
 
 def _first(queue: deque[Submission], count: int) -> list[Submission]:

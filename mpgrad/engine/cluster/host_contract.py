@@ -58,8 +58,11 @@ class RemoteHost(Protocol):
 class Cluster(Protocol):
     """The hosts."""
 
-    def new_hosts(self) -> list[RemoteHost]:
-        """An actor on each node that has none."""
+    def new_hosts(self, most: int | None) -> list[RemoteHost]:
+        """An actor on each node that has none; on up to ``most`` of them."""
+
+    def ask_for(self, hosts: int | None) -> None:
+        """Let an autoscaler know how many hosts are wanted; None: it is not asked."""
 
     def store(self, data: Array) -> Any:
         """A reference to bytes that every host can fetch."""

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mpgrad.calls.array_library import PRELOADED
@@ -20,6 +21,7 @@ from mpgrad.calls.initializing import Initializer
 from mpgrad.engine.cluster.host_actor import HostActor, HostOptions, arithmetic, versions
 from mpgrad.engine.cluster.host_calls import HostCalls
 from mpgrad.engine.cluster.host_contract import Greeting, RemoteHost, Reply
+from mpgrad.engine.cluster.host_demand import HostDemand
 from mpgrad.engine.cluster.host_starts import HostStarts
 from mpgrad.engine.options import EngineOptions
 from mpgrad.errors import EngineClosed, MpgradError
@@ -42,7 +44,8 @@ def hosts_of(options: EngineOptions) -> HostCalls:
     """
     cluster = RayHosts(str(options.cluster), _options_of_hosts(options), options.runtime_env)
     mine = Greeting(0, versions(), arithmetic())
-    return HostCalls(cluster, HostStarts(mine, options.same_arithmetic))
+    demand = HostDemand(options.min_hosts, options.max_hosts)
+    return HostCalls(cluster, HostStarts(mine, options.same_arithmetic), demand)
 
 
 def _options_of_hosts(options: EngineOptions) -> HostOptions:
@@ -94,18 +97,27 @@ class RayHosts:
                 ) from error
         #: The nodes that have an actor, and those that did not fit.
         self._hosts: dict[str, RayHost] = {}
+        self._asked_for: int | None = None
 
-    def new_hosts(self) -> list[RemoteHost]:
+    def new_hosts(self, most: int | None) -> list[RemoteHost]:
         if not ray.is_initialized():  # Ray would start a cluster of its own
             raise EngineClosed("ray.shutdown() has left the cluster")
         found: list[RemoteHost] = []
         for node in ray.nodes():
             name, cpus = node["NodeID"], int(node["Resources"].get("CPU", 0))
             known = self._hosts.get(name)
-            if node["Alive"] and cpus and (known is None or known.ends_at <= monotonic()):
+            is_free = node["Alive"] and (known is None or known.ends_at <= monotonic())
+            if is_free and cpus and (most is None or len(found) < most):
                 self._hosts[name] = RayHost(node, cpus, self._options, self._runtime_env)
                 found.append(self._hosts[name])
         return found
+
+    def ask_for(self, hosts: int | None) -> None:
+        if hosts is None or hosts == self._asked_for:
+            return
+        self._asked_for = hosts
+        cpus = self._options.workers or max([host.cpus for host in self._hosts.values()], default=1)
+        request_resources(bundles=[{"CPU": cpus}] * hosts)
 
     def store(self, data: Array) -> Any:
         return ray.put(data)
@@ -115,6 +127,8 @@ class RayHosts:
         return is_rays and not isinstance(error, ray.exceptions.RayTaskError)
 
     def close(self) -> None:
+        if self._asked_for and ray.is_initialized():
+            request_resources(bundles=[])
         if self._is_mine and ray.is_initialized():
             ray.shutdown()
 
@@ -130,6 +144,7 @@ class RayHost:
 
     Attributes:
         ends_at: when another actor may take its place.
+        cpus: of the node.
     """
 
     def __init__(
@@ -141,7 +156,7 @@ class RayHost:
     ) -> None:
         self.node = node["NodeID"]
         self.name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-        self.ends_at = inf
+        self.ends_at, self.cpus = inf, cpus
         workers = options.workers or cpus
         self._actor = (
             ray.remote(concurrency_groups={_CONTROL: 1})(HostActor)

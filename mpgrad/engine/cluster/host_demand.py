@@ -1,0 +1,30 @@
+"""HostDemand: how many hosts of a cluster an engine takes, and asks an autoscaler for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class HostDemand:
+    """The limits that the user has set.
+
+    Args:
+        least: the hosts that an autoscaler shall keep.
+        most: that take part; None: all, and no autoscaler is asked for more.
+    """
+
+    least: int = 0
+    most: int | None = None
+
+    def room(self, hosts: int) -> int | None:
+        """How many more hosts may take part when so many do; None: all that there are."""
+        return None if self.most is None else max(self.most - hosts, 0)
+
+    def wanted(self, calls: int, calls_per_host: float) -> int | None:
+        """The hosts for so many calls that wait or run; None: nobody is asked."""
+        if self.most is None and not self.least:
+            return None
+        hosts = math.ceil(calls / calls_per_host)
+        return max(self.least, min(hosts, self.least if self.most is None else self.most))
