@@ -12,7 +12,7 @@ class MapTime:
 
     Args:
         took_us: the microseconds of its forward.
-        tell: gets the microseconds of both passes.
+        tell: gets the microseconds of both passes, perhaps from the collector, in any thread.
     """
 
     __slots__ = ("_tell", "_took_us")

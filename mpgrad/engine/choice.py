@@ -135,6 +135,9 @@ class Experience:
         self._last_here_us = 0.0
         #: The last prediction that ``choose`` was given.
         self._predicted: Prediction | None = None
+        #: Maps that have ended, which the collector may find at any moment: the mode, the time, and
+        #: the choice; None for one that does not count.
+        self.ended: deque[tuple[Mode, float, Choice | None]] = deque()
 
     @property
     def start_after_us(self) -> float:
@@ -171,6 +174,15 @@ class Experience:
             self._took[mode].append(sample)
         self._age[mode], self._age[other] = 0, self._age[other] + 1
         self.begin(mode, took_us)
+
+    def note_ended(self) -> None:
+        """Record the times of all in ``ended``."""
+        while self.ended:
+            mode, took_us, choice = self.ended.popleft()
+            if choice is None:
+                self.begin(mode, took_us)
+            else:
+                self.note(mode, took_us, choice)
 
     def predict_alike(self, work_us: float) -> Prediction | None:
         """The prediction for a graph without a plan, in the ratio of the last one.

@@ -193,6 +193,7 @@ def run_wherever_it_is_faster(
         is_long = took_us + rest.local >= experience.start_after_us
         return execution.are_workers_ready or (is_long and execution.start_for_calls())
 
+    experience.note_ended()
     predicted = predict(name, count, workers)
     choice = predicted and experience.choose(predicted, has_workers=is_ready)
     mode: Mode | None = None
@@ -206,10 +207,7 @@ def run_wherever_it_is_faster(
         ran = here_until(are_workers_better)
 
     def tell(took_us: float) -> None:
-        if choice and mode:
-            experience.note(mode, took_us, choice)
-        else:
-            experience.begin("local", took_us)
+        experience.ended.append((mode or "local", took_us, choice if mode else None))
 
     map_time = MapTime((perf_counter() - started) * 1e6, tell)
     for lifetime in [one.lifetime for one in ran if one.lifetime is not None]:

@@ -21,11 +21,12 @@ import mpgrad as mg
 from mpgrad import nn
 from mpgrad.calls.kept_branches import BRANCHES
 from mpgrad.calls.map_time import MapTime
-from mpgrad.engine.choice import Choice, Experience, Prediction
+from mpgrad.engine.choice import Choice, Prediction
 from mpgrad.engine.report.page import write_report
 from mpgrad.parallel import placing
 from mpgrad.profiler import profile
 from mpgrad.scheduler.cost_model import CostModel
+from mpgrad.scheduler.tuning import LOST_SHARE, START_US
 from tests.leftovers import wait_until
 from tests.process.test_parallel_map import bits, engine, leaves, serial
 
@@ -595,12 +596,14 @@ def test_what_maps_have_taken_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.getpid() not in mg.parallel_map(where_it_runs, range(9))
 
 
+def squared(x: mg.Tensor) -> mg.Tensor:
+    return (x * x).sum()
+
+
 @pytest.mark.parametrize("way", ["together", "one by one", "no grad", "never"])
 def test_what_a_map_takes_is_both_passes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Items that are short forward and long backward had stayed here."""
     monkeypatch.setattr(placing, "TIMES", CostModel())
-    told: list[float] = []
-    monkeypatch.setattr(Experience, "begin", lambda _, mode, took_us=0.0: told.append(took_us))
     added: list[float] = []
     add = MapTime.add
 
@@ -610,10 +613,12 @@ def test_what_a_map_takes_is_both_passes(way: str, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(MapTime, "add", noted)
     leaves = [mg.ones(3, requires_grad=True) for _ in range(4)]
-    with mg.Engine("auto", cpu_workers=2):
+    with mg.Engine("auto", cpu_workers=2) as engine:
         with mg.set_grad_enabled(way != "no grad"):
-            outs = mg.parallel_map(lambda x: (x * x).sum(), leaves)
-        assert len(told) == (way == "no grad")
+            outs = mg.parallel_map(squared, leaves)
+        key = f"{squared.__module__}.{squared.__qualname__}", way != "no grad"
+        experience = engine.execution_for_calls().maps.of((key, 4))
+        assert len(experience.ended) == (way == "no grad")
         if way == "together":
             mg.stack(outs).sum().backward()
         elif way == "one by one":
@@ -623,5 +628,9 @@ def test_what_a_map_takes_is_both_passes(way: str, monkeypatch: pytest.MonkeyPat
             outs.clear()
     backwards = {"together": 1, "one by one": 4}.get(way, 0)
     assert len(added) == backwards
-    of_maps = [us for us in told if us > sum(added)]
-    assert len(of_maps) == 1
+    ((mode, took_us, choice),) = experience.ended
+    assert (mode, choice) == ("local", None)
+    assert took_us > sum(added)
+    experience.note_ended()
+    assert not experience.ended
+    assert experience.start_after_us < START_US / LOST_SHARE
