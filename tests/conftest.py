@@ -32,8 +32,10 @@ hypothesis.settings.load_profile("any machine")
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Mark what compares with PyTorch."""
+    """Mark what compares with PyTorch, and the slow tests of tools that no user runs."""
     for item in items:
+        if item.path.parent.name in ("benchmarks", "stress") and item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.long)
         asks = "of_torch" in getattr(item, "fixturenames", ())
         if asks and not item.get_closest_marker("process"):
             item.add_marker(pytest.mark.torch)
