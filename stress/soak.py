@@ -7,7 +7,7 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -172,6 +172,17 @@ class Look(NamedTuple):
         )
 
 
+#: What is compared, and its value in a sample.
+_ROWS: dict[str, Callable[[Look], float]] = {
+    "client": lambda look: look.resident[0],
+    "coordinator": lambda look: look.resident[1],
+    "workers": lambda look: sum(look.resident[2:]),
+    "arenas": lambda look: look.arena_bytes,
+    "descriptors": lambda look: sum(look.descriptors),
+    "live blocks": lambda look: BLOCKS + sum(look.blocks),
+}
+
+
 def _add_options(parser: argparse.ArgumentParser) -> None:
     number = parser.add_mutually_exclusive_group()
     number.add_argument("--backwards", type=count, default=100_000, metavar="N", help="how many")
@@ -201,7 +212,10 @@ def _perform(options: argparse.Namespace) -> Verdict:
     growth = growths(looks)
     complete = bool(options.hours) or done == options.backwards
     branches = max(look.branches for look in looks)
-    is_flat = all(part < GROWTH_MAX for part in growth.values()) and branches <= BRANCHES_MAX
+    grown = [name for name, part in growth.items() if part >= GROWTH_MAX]
+    for name in grown:
+        print(f"soak: {name}, the median of each twentieth: {medians(looks, name, 20)}")
+    is_flat = not grown and branches <= BRANCHES_MAX
     words = ", ".join(f"{name} {100 * part:+.2f} %" for name, part in growth.items())
     return Verdict(
         complete and is_flat and not (mixture.wrong or left),
@@ -243,19 +257,16 @@ def growths(looks: list[Look]) -> dict[str, float]:
 
     Medians are compared, because a sample may fall between the death of a view and its release.
     """
-    fifth = max(1, len(looks) // 5)
-    rows = {
-        "client": [look.resident[0] for look in looks],
-        "coordinator": [look.resident[1] for look in looks],
-        "workers": [sum(look.resident[2:]) for look in looks],
-        "arenas": [look.arena_bytes for look in looks],
-        "descriptors": [sum(look.descriptors) for look in looks],
-        "live blocks": [BLOCKS + sum(look.blocks) for look in looks],
-    }
-    return {
-        name: statistics.median(values[-fifth:]) / statistics.median(values[:fifth]) - 1
-        for name, values in rows.items()
-    }
+    found = {name: medians(looks, name, 5) for name in _ROWS}
+    return {name: values[-1] / values[0] - 1 for name, values in found.items()}
+
+
+def medians(looks: list[Look], name: str, parts: int) -> list[float]:
+    """Those of one row, in each of so many parts of the time: a step or a trend."""
+    size = max(1, len(looks) // parts)
+    values = [_ROWS[name](look) for look in looks]
+    starts = range(0, min(size * parts, len(values)), size)
+    return [statistics.median(values[at : at + size]) for at in starts]
 
 
 SOAK = Run(

@@ -157,6 +157,8 @@ def test_soak_sees_growth() -> None:
         assert found["client"] == found["arenas"] == found["descriptors"] == 0.0
         assert found["live blocks"] == pytest.approx(4 * leak / (soak.BLOCKS + 7))
         assert (found["live blocks"] > soak.GROWTH_MAX) == (leak == 3)
+        steps = soak.medians([look(number) for number in range(100)], "live blocks", 5)
+        assert steps == [soak.BLOCKS + 7 + leak * number for number in range(5)]
 
 
 @pytest.mark.process
