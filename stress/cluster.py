@@ -108,6 +108,8 @@ class Tally:
         self.killed: Counter[str] = Counter()
         self.steps = self.wrong = self.repeated = 0
         self.errors: list[str] = []
+        #: The kills of this training before the step that has run last began.
+        self.killed_before = 0
 
     def figures(self) -> str:
         killed = ", ".join(f"{self.killed[kind]} {kind}s" for kind in KINDS)
@@ -169,6 +171,7 @@ def _train(
     with mg.Engine("local"):
         local = load(seed)
         expected = [local(number, _never) for number in range(STEPS)]
+    tally.killed_before = 0
     with mg.Engine("process", cluster=nodes.address):
         killer.start()
         is_last = False
@@ -192,7 +195,8 @@ def _never(error: Exception) -> bool:
 
 def _step(steps: Steps, number: int, expected: str, killer: Killer, tally: Tally) -> bool:
     """Whether the next step follows it."""
-    died = killer.killed.total()
+    # A death just before the step may be noticed in it.
+    died, tally.killed_before = tally.killed_before, killer.killed.total()
 
     def is_due(error: Exception) -> bool:
         nonlocal died
