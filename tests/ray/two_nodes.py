@@ -10,9 +10,11 @@ from __future__ import annotations
 import sys
 import time
 
+import psutil
 from ray.cluster_utils import Cluster
 
 STORE_BYTES = 100 * 1024**2
+END_S = 30.0
 
 
 def main() -> None:
@@ -28,7 +30,11 @@ def main() -> None:
         if what == "add":
             others.append(cluster.add_node(**node))
         else:
-            cluster.remove_node(others.pop(int(which or -1)), allow_graceful=False)
+            lost = others.pop(int(which or -1))
+            raylet = psutil.Process(lost.all_processes["raylet"][0].process.pid)
+            workers = raylet.children(recursive=True)
+            cluster.remove_node(lost, allow_graceful=False)
+            psutil.wait_procs(workers, END_S)  # until then an actor may still answer
         print(before, flush=True)
     cluster.shutdown()
 
