@@ -84,9 +84,9 @@ class Engine:
         same_arithmetic: leave out hosts of the cluster whose processor or BLAS is another one than
             here, or whose versions are. Otherwise a warning names them once.
         runtime_env: of the processes on the cluster's hosts, as Ray takes it.
-        min_hosts, max_hosts: with one of them, Ray's autoscaler is asked for the hosts that the
-            waiting calls need, within these limits; no more than ``max_hosts`` take part. Default:
-            all hosts take part, and it is not asked.
+        min_hosts: Ray's autoscaler is asked to keep so many hosts. Default: it is not asked.
+        max_hosts: no more hosts take part, and up to so many Ray's autoscaler is asked for those
+            that the waiting calls need. Default: all take part, and it is not asked for more.
 
     Raises:
         ValueError: an argument is out of range.

@@ -44,6 +44,8 @@ IDLE_S = 10.0
 END_S_MAX = 10.0
 #: What a forked child is told of calls that were under way.
 OF_PARENT = "the call ran in the parent of this process, which alone has its result"
+#: What is told of a call that was stopped.
+UNWANTED = "nobody wanted the call any more"
 
 
 class _Serving(PerThread):
@@ -138,7 +140,7 @@ class Submission:
     def drop(self) -> None:
         """It will not run, or not again: only of one that has begun somebody waits for the end."""
         if self.is_begun:
-            self.tell(EngineClosed("nobody wanted the call any more"))
+            self.tell(EngineClosed(UNWANTED))
 
     def tell(self, found: Sequence[Answered] | BaseException) -> None:
         """Say how they have ended. What a callback of its Future raises (SystemExit, which a Future

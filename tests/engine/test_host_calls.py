@@ -11,6 +11,7 @@ import pytest
 from mpgrad.engine.calls_in_workers import Request
 from mpgrad.engine.cluster.host_calls import HostCalls
 from mpgrad.engine.cluster.host_contract import Cluster, Greeting, RemoteHost
+from mpgrad.engine.cluster.host_demand import HostDemand
 from mpgrad.engine.cluster.host_in_use import HostInUse
 from mpgrad.engine.cluster.host_starts import HostStarts
 from mpgrad.engine.cluster.host_tasks import STORED_ABOVE_BYTES
@@ -70,3 +71,12 @@ def test_a_stopped_call_that_waits_once_more_ends() -> None:
     assert not futures[1].done()
     assert futures[1].cancel()  # who stops a call that has not begun has nobody to tell
     assert not submitter._queue
+
+
+def test_an_autoscaler_is_asked_for_what_calls_need_within_limits() -> None:
+    assert HostDemand().wanted(100, 4) is None
+    assert HostDemand().room(7) is None
+    assert HostDemand(least=2).wanted(100, 4) == 2
+    limited = HostDemand(least=1, most=5)
+    assert [limited.wanted(calls, 4) for calls in (0, 4, 9, 100)] == [1, 1, 3, 5]
+    assert [limited.room(hosts) for hosts in (3, 5, 6)] == [2, 0, 0]

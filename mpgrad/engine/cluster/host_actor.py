@@ -29,7 +29,7 @@ from mpgrad.engine.execution import Execution
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.processes import CoordinatorProcess
-from mpgrad.engine.submitter import Submission
+from mpgrad.engine.submitter import UNWANTED, Submission
 from mpgrad.errors import EngineClosed
 from mpgrad.wire.captured_state import CapturedState, StateFields
 from mpgrad.wire.programs import CallRule, InlineArray, PackedArray
@@ -151,7 +151,7 @@ class HostActor:
         """Nobody wants that call any more."""
         submission = self._running.get(number)
         if submission is not None and self._execution.submitter.stop(submission, grace_ms):
-            submission.fail(EngineClosed("nobody wanted the call any more"))
+            submission.fail(EngineClosed(UNWANTED))
 
     # ------------------------------------------------------------------ one call
 

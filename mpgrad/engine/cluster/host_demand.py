@@ -11,8 +11,9 @@ class HostDemand:
     """The limits that the user has set.
 
     Args:
-        least: the hosts that an autoscaler shall keep.
-        most: that take part; None: all, and no autoscaler is asked for more.
+        least: the hosts that an autoscaler is asked to keep.
+        most: the hosts that take part, and up to which it is asked for what calls need; None: all
+            take part, and it is asked for ``least``.
     """
 
     least: int = 0
@@ -26,5 +27,5 @@ class HostDemand:
         """The hosts for so many calls that wait or run; None: nobody is asked."""
         if self.most is None and not self.least:
             return None
-        hosts = math.ceil(calls / calls_per_host)
-        return max(self.least, min(hosts, self.least if self.most is None else self.most))
+        needed = 0 if self.most is None else min(math.ceil(calls / calls_per_host), self.most)
+        return max(self.least, needed)
