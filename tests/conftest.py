@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from mpgrad.calls import array_library
+from mpgrad.calls import preloading
 from mpgrad.engine import session_pool
 from mpgrad.scheduler.tuning import MESSAGE_US
+from mpgrad.wire.code_pickles import NAMED_MODULES
 from tests.torch_outcomes import of_torch  # noqa: F401  (a fixture)
 
 # Engines of tests have as many workers as without pytest-xdist, and failures show all frames.
@@ -60,11 +61,12 @@ def messages_cost_the_same() -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def workers_load_nothing_of_other_modules(request: pytest.FixtureRequest) -> Iterator[None]:
     """That a module before has imported ``mpgrad.torch`` changes how workers start."""
-    kept = [*array_library.PRELOADED]
+    kept = [*preloading.LIBRARIES]
     if "torch_programs" not in request.path.parts:
-        array_library.PRELOADED.clear()
+        preloading.LIBRARIES.clear()
+        NAMED_MODULES.clear()
     yield
-    array_library.PRELOADED[:] = [*{*kept, *array_library.PRELOADED}]
+    preloading.LIBRARIES[:] = [*{*kept, *preloading.LIBRARIES}]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-#: Modules that the workers of engines that start from now on have loaded from the beginning.
-PRELOADED: list[str] = []
-
-
 class ArrayLibrary(ABC):
     """The tensors of one library; ``Tensor`` in these comments is one of them."""
 

@@ -1,4 +1,5 @@
-"""The start of the coordinator: it starts the workers first, so that all import in parallel."""
+"""The start of the coordinator: the template of its workers starts first, so that both import in
+parallel."""
 
 from __future__ import annotations
 
@@ -92,12 +93,13 @@ def _start(
     # Stopped, this process would not notice the end of the client, and would stay with its workers.
     signal_at_end_of_pipe(setup.lifeline_fd, signal.SIGCONT)
     _allow_descriptors()
-    supervisor = Supervisor(setup.cpu_workers, setup.gpus, board, spawner)
-    workers, failure = start_workers(supervisor)
+    spawner.prepare()
 
     from mpgrad.base.hook_for_tests import hooked
     from mpgrad.coordinator.coordinator import Coordinator
 
+    supervisor = Supervisor(setup.cpu_workers, setup.gpus, board, spawner)
+    workers, failure = start_workers(supervisor)
     # The loaded modules stay, and later objects make no cycles: the collector can skip them.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)

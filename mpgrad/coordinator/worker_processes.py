@@ -100,10 +100,14 @@ class WorkerSpawner:
         self._reaper = Reaper()
         self._template: WorkerTemplate | None = None
 
+    def prepare(self) -> None:
+        """Start the template of the CPU workers, if they may be forked from one: threads of BLAS
+        survive no fork."""
+        if self._setup.cpu_workers and self._setup.blas_threads == 1:
+            with contextlib.suppress(OSError):  # the start of a worker will say so
+                self._template = self._make_template()
+
     def start(self, peer: str, slot: int, device: int, arena: int) -> WorkerChild:
-        if device == ON_CPU and self._setup.preload and self._template is None:
-            self._template = self._make_template()
-            self._template.wait(self._setup.start_timeout_s)
         with contextlib.ExitStack() as undo:
             stack_fd = os.memfd_create("mpgrad-stack")
             undo.callback(os.close, stack_fd)
@@ -133,7 +137,10 @@ class WorkerSpawner:
         )
         inherited = self._inherited(ON_CPU)
         return WorkerTemplate(
-            self._setup.origin, lambda own: self._spawned((*inherited, *own)), setup
+            self._setup.origin,
+            lambda own: self._spawned((*inherited, *own)),
+            setup,
+            self._setup.start_timeout_s,
         )
 
     def _forked(self, stack_fd: int, device: int) -> tuple[ForkedProcess, int] | None:

@@ -14,7 +14,7 @@ import msgspec
 from mpgrad.wire.setup import WorkerSetup, send_setup
 from mpgrad.wire.template import READY, ask_for_worker
 
-#: Seconds that the first workers of an engine wait for the template to be ready, at most.
+#: Seconds that the first worker of an engine waits for the template to be ready, at most.
 PATIENCE_S = 15.0
 #: Seconds that a template which is ready has to fork a worker.
 FORK_S = 2.0
@@ -68,10 +68,15 @@ class WorkerTemplate:
         origin: see ``send_setup``.
         start: starts a worker process with the descriptors that each worker inherits, and one more.
         setup: of a worker, for the template.
+        start_timeout_s: how long a start may take; the first worker waits for half of that until
+            the template is ready.
     """
 
-    def __init__(self, origin: bytes, start: Start, setup: WorkerSetup) -> None:
+    def __init__(
+        self, origin: bytes, start: Start, setup: WorkerSetup, start_timeout_s: float
+    ) -> None:
         self._origin, self._start, self._setup = origin, start, setup
+        self._patience_s = min(PATIENCE_S, start_timeout_s / 2)
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._is_ready = False
@@ -85,15 +90,13 @@ class WorkerTemplate:
             send_setup(writer, self._origin, setup)
         self._process, self._connection, self._is_ready = process, ours, False
 
-    def wait(self, start_timeout_s: float) -> None:
-        """Wait until it is ready, or has ended, or half of the time of a start is over."""
-        self._look(min(PATIENCE_S, start_timeout_s / 2))
-
     def fork(self, reader: int, stack: int) -> ForkedProcess | None:
         """A worker that reads its setup from ``reader`` and writes its stack to ``stack``; None if
         the template is not ready."""
-        if self._connection is None or not self._look(0.0):
+        patience_s, self._patience_s = self._patience_s, 0.0
+        if not self._look(patience_s):
             return None
+        assert self._connection is not None
         self._connection.settimeout(FORK_S)
         try:
             return ForkedProcess(ask_for_worker(self._connection, reader, stack))

@@ -20,8 +20,8 @@ from mpgrad.base.hash_seed import hash_seed_for_children
 from mpgrad.base.processor_use import ProcessorUse, processor_use
 from mpgrad.base.standard_streams import say, write
 from mpgrad.base.topology import bindings
-from mpgrad.calls.array_library import PRELOADED
 from mpgrad.calls.kept_branches import limit_bytes
+from mpgrad.calls.preloading import preloaded
 from mpgrad.engine.kernel_calls import require_calls
 from mpgrad.engine.kernel_limits import (
     FOR_ENGINE,
@@ -173,7 +173,7 @@ class CoordinatorProcess:
                 cpus_of_workers=tuple(bindings(options.pin, options.cpu_workers)),
                 start_timeout_s=config.start_timeout_s(),
                 streams=streams,
-                preload=tuple(PRELOADED),
+                preload=preloaded(),
             ),
         )
         return process

@@ -14,9 +14,10 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from mpgrad.autograd.running import engine_slot
-from mpgrad.calls.array_library import PRELOADED, ArrayLibrary
+from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.branch import Branch
 from mpgrad.calls.call import InputKind, Ran
+from mpgrad.calls.preloading import LIBRARIES
 from mpgrad.parallel import placing
 from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.torch import branch_nodes
@@ -246,7 +247,7 @@ LIBRARY = TorchTensors()
 if engine_slot.is_worker:
     torch.set_num_threads(1)
 else:
-    PRELOADED.append(__name__)
+    LIBRARIES.append(__name__)
 
 
 def _is_plain(value: Any) -> bool:

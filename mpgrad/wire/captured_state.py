@@ -222,13 +222,33 @@ def apply_state(data: bytes) -> None:
     vars(OPTIONS).update(found.tensor_print_options)
     set_default_dtype(DTYPES[np.dtype(found.default_dtype)])
     if found.special_errors is not None:
-        # Without an import scipy.special ignores errors, so the worker need not import it.
-        is_plain = set(found.special_errors.values()) == {"ignore"}
-        if not is_plain or "scipy.special" in sys.modules:
+        is_as_imported = found.special_errors.items() <= _SPECIAL_ERRORS.items()
+        if "scipy.special" in sys.modules or not is_as_imported:
             from scipy import special
 
             special.seterr(**found.special_errors)
     _set_filters(found.filters)
+
+
+#: What ``scipy.special`` does about errors when it is imported, so that a worker need not import
+#: it; older versions do not know all of them.
+_SPECIAL_ERRORS = {
+    **dict.fromkeys(
+        (
+            "singular",
+            "underflow",
+            "overflow",
+            "slow",
+            "loss",
+            "no_result",
+            "domain",
+            "arg",
+            "other",
+        ),
+        "ignore",
+    ),
+    "memory": "raise",
+}
 
 
 def _see() -> _Seen:

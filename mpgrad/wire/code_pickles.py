@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -22,6 +22,9 @@ from cloudpickle import cloudpickle as parts
 
 #: The code objects that are kept as bytes, and those that were made of bytes.
 CODES_MAX = 4096
+#: The modules that functions name which have been packed: these modules themselves, and those of
+#: the functions and classes that they name.
+NAMED_MODULES: set[str] = set()
 #: What a function has besides its code, its globals and its closure.
 _ATTRIBUTES = (
     "__name__",
@@ -45,16 +48,20 @@ class CodePickler(cloudpickle.Pickler):
             name: globals_[name] for name in parts._extract_code_globals(code) if name in globals_
         }
         cells = map(_content, function.__closure__ or ())
-        packages = [one for one in (*reached.values(), *cells) if isinstance(one, ModuleType)]
+        named = (*reached.values(), *cells)
+        packages = [one for one in named if isinstance(one, ModuleType)]
+        submodules = [
+            name
+            for package in packages
+            for name in _submodules(package.__name__, names_in(code), len(sys.modules))
+            if name in sys.modules
+        ]
+        NAMED_MODULES.update(submodules)
+        NAMED_MODULES.update([_module_of(one) for one in named])
         state = {
             **{name: getattr(function, name) for name in _ATTRIBUTES},
             "__globals__": reached,
-            "_cloudpickle_submodules": [
-                sys.modules[name]
-                for package in packages
-                for name in _submodules(package.__name__, names_in(code), len(sys.modules))
-                if name in sys.modules
-            ],
+            "_cloudpickle_submodules": [sys.modules[name] for name in submodules],
         }
         made_of = self._function_getnewargs(function)
         return (
@@ -86,6 +93,14 @@ def _bytes_of(code: CodeType, *compared: Any) -> bytes:
 def _code_of(data: bytes) -> CodeType:
     found: CodeType = marshal.loads(data)
     return found
+
+
+def _module_of(one: Any) -> str:
+    """The name of a module, or of a function's or a class's; "" for anything else."""
+    if isinstance(one, ModuleType):
+        return one.__name__
+    has_home = isinstance(one, FunctionType | BuiltinFunctionType | type)
+    return (one.__module__ or "") if has_home else ""
 
 
 def _content(cell: CellType) -> Any:

@@ -63,7 +63,7 @@ class CoordinatorSetup(msgspec.Struct, frozen=True):
     #: Inherited: the client's stdout and stderr. What the coordinator prints before it has taken
     #: these is for the client, which is told of its start in the same way.
     streams: tuple[int, ...] = ()
-    #: Modules that CPU workers have loaded when they start; empty: there is no template.
+    #: Modules of others that CPU workers have loaded when they start.
     preload: tuple[str, ...] = ()
 
 

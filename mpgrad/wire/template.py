@@ -1,4 +1,4 @@
-"""The template of workers: a process that has loaded a library, and forks workers that have it.
+"""The template of workers: a process that has loaded what they need, and forks them.
 
     coordinator  --- one message for each worker: descriptors --->  template
                  <-- the worker's pid -----------------------------

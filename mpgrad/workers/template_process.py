@@ -1,7 +1,8 @@
-"""fork_workers(): what a template does, see ``wire.template``."""
+"""fork_workers(): what the template of workers does, see ``wire.template``."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -13,9 +14,12 @@ from mpgrad.wire.environment import restore_environment
 from mpgrad.wire.setup import WorkerSetup, begin_child, group_signals_held
 from mpgrad.wire.template import READY, answer, next_request, read_to_end
 
-#: What a worker loads when it starts, and for its first call.
+#: What a worker loads when it starts, and for its first call and that call's backward.
 _OF_EACH_WORKER = (
     "mpgrad.base.hook_for_tests",
+    "mpgrad.engine.engine",
+    "mpgrad.engine.execution",
+    "mpgrad.ops.calling.out_argument",
     "mpgrad.shm.status_board",
     "mpgrad.wire.zeromq",
     "mpgrad.workers.calls",
@@ -37,26 +41,32 @@ def fork_workers(setup: WorkerSetup, load_tensors: Callable[[], None]) -> tuple[
         from mpgrad.autograd.running import engine_slot  # it loads NumPy
 
         engine_slot.is_worker = True
-        for module in (*_OF_EACH_WORKER, *setup.preload):
+        for module in _OF_EACH_WORKER:
             importlib.import_module(module)
     except Exception:
         sys.exit(1)  # workers that start without a template meet it, too, and report it
+    for module in setup.preload:
+        with contextlib.suppress(Exception):  # the task that needs it will say so
+            importlib.import_module(module)
     if len(os.listdir("/proc/self/task")) > 1:
-        sys.exit("a library that workers need has started threads, which no fork survives")
+        sys.exit(1)  # threads survive no fork: workers start without a template
     gc.freeze()  # what is loaded stays, in pages that all workers share
-    connection = socket.socket(fileno=setup.template_fd)
-    connection.send(READY)
-    while (request := next_request(connection)) is not None:
-        pid = _fork(*request, connection, setup.coordinator_pid)
-        if pid is None:
-            return read_to_end(request[0]), request[1]
-        for descriptor in request:
-            os.close(descriptor)
-        answer(connection, pid)
-    sys.exit()
+    with socket.socket(fileno=setup.template_fd) as connection:
+        connection.send(READY)
+        while (request := next_request(connection)) is not None:
+            pid = _fork(*request)
+            if pid is None:
+                break
+            for descriptor in request:
+                os.close(descriptor)
+            answer(connection, pid)
+    if request is None:
+        sys.exit()
+    sys.modules["numpy"].random.seed()  # each worker has numbers of its own
+    return read_to_end(request[0]), request[1]
 
 
-def _fork(reader: int, stack: int, connection: socket.socket, coordinator: int) -> int | None:
+def _fork(reader: int, stack: int) -> int | None:
     """The pid of a new worker, 0 if there is none; in the worker: None."""
     read, write = os.pipe()
     with group_signals_held():
@@ -81,7 +91,6 @@ def _fork(reader: int, stack: int, connection: socket.socket, coordinator: int) 
                 os._exit(0)
         os.close(read)
         os.close(write)
-        connection.close()
         while os.getppid() == between:
             os.sched_yield()
     begin_child()

@@ -288,7 +288,7 @@ def test_the_client_killed(start_script: StartScript, pipe: Path, busy: bool) ->
         assert client.stdout is not None
         assert client.stdout.readline() == b"done\n"
     family = descendants(client.pid)
-    assert len(family) == 3
+    assert len(family) == 4  # coordinator, template, workers
     client.kill()
     client.wait()
     assert wait_until(lambda: not any(map(is_alive, family)))
@@ -323,7 +323,7 @@ def test_the_client_killed_while_many_workers_are_busy(
     busy = set(map(int, said.split()))
     family = descendants(client.pid)
     assert family > busy
-    assert len(family) == 7
+    assert len(family) == 8
     client.kill()
     client.wait()
     assert wait_until(lambda: not any(map(is_alive, family)))

@@ -163,7 +163,7 @@ def test_everything_killed_at_once(
     assert client.stdout is not None
     assert client.stdout.readline() == b"ready\n"
     family = descendants(client.pid)
-    assert len(family) == 3
+    assert len(family) == 4  # coordinator, template, workers
     sockets: set[str] = set()
 
     def all_listen() -> bool:
@@ -172,7 +172,7 @@ def test_everything_killed_at_once(
         return len(sockets) == len(ROUTER_LANES)
 
     assert wait_until(all_listen)
-    assert [named_memory_of(pid) for pid in (client.pid, *family)] == [set()] * 4
+    assert [named_memory_of(pid) for pid in (client.pid, *family)] == [set()] * 5
     for pid in (client.pid, *family):
         os.kill(pid, signal.SIGKILL)
     client.wait()

@@ -90,6 +90,6 @@ def test_no_descriptor_of_ours_is_a_standard_stream(
     found = run_without(streams, tmp_path, mode)
     assert found["streams"] == [number in closed for number in range(3)]
     assert set(found["first three"]) == {"/dev/null"}
-    assert len(found["first three"]) == 3 * (3 if mode == "process" else 1)
+    assert len(found["first three"]) == 3 * (4 if mode == "process" else 1)
     assert found["x"]
     assert found["grad"]

@@ -311,8 +311,11 @@ def test_a_worker_that_is_stopped_while_it_starts(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    mark = str(tmp_path / "stopped")
-    workers_do(f"os.path.exists({mark!r}) or (open({mark!r}, 'x'), os.kill(os.getpid(), 19))")
+    marks = tmp_path / "stopped"
+    marks.mkdir()
+    # Their template, too: so workers start without it.
+    do = f"open(os.path.join({str(marks)!r}, str(os.getpid())), 'x'), os.kill(os.getpid(), 19)"
+    workers_do(f"len(os.listdir({str(marks)!r})) > 1 or ({do})")
     monkeypatch.setenv("MPGRAD_START_TIMEOUT", "5")
     x = mg.ones(2, requires_grad=True)
     with mg.Engine("process", cpu_workers=1) as engine:

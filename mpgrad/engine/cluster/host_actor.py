@@ -18,9 +18,9 @@ from threadpoolctl import threadpool_info
 
 import mpgrad
 from mpgrad.base.machine import processor_name
-from mpgrad.calls.array_library import PRELOADED
 from mpgrad.calls.call import BranchCall, Derivative
 from mpgrad.calls.packing import call_of, derivative_of
+from mpgrad.calls.preloading import LIBRARIES
 from mpgrad.calls.travel import Receiver
 from mpgrad.engine.calls_in_workers import Answered, Request
 from mpgrad.engine.cluster.host_contract import Greeting, Reply
@@ -114,7 +114,7 @@ class HostActor:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # its processes inherit it
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray's
         os.environ.update(options.variables)
-        PRELOADED[:] = options.preloaded
+        LIBRARIES[:] = options.preloaded
         arguments = options.engine
         if options.initializer:
             function, args = Receiver(()).load_shared(options.initializer, ())

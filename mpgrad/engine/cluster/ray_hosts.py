@@ -16,8 +16,8 @@ import ray
 from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from mpgrad.calls.array_library import PRELOADED
 from mpgrad.calls.initializing import Initializer
+from mpgrad.calls.preloading import preloaded
 from mpgrad.engine.cluster.host_actor import HostActor, HostOptions, arithmetic, versions
 from mpgrad.engine.cluster.host_calls import HostCalls
 from mpgrad.engine.cluster.host_contract import Greeting, RemoteHost, Reply
@@ -63,7 +63,7 @@ def _options_of_hosts(options: EngineOptions) -> HostOptions:
             "pin": options.pin,
         },
         initializer,
-        tuple(PRELOADED),
+        preloaded(),
         {name: value for name, value in os.environ.items() if name.startswith(_TAKEN_ALONG)},
     )
 

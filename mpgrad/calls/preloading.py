@@ -1,0 +1,25 @@
+"""preloaded(): the modules that workers have loaded when they start.
+
+Otherwise each of them would load these for its first task, while the caller waits.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from mpgrad.calls.custom_functions.process_state import is_installed_namespace
+from mpgrad.wire.code_pickles import NAMED_MODULES
+
+#: The modules of array libraries that this process has loaded.
+LIBRARIES: list[str] = []
+
+
+def preloaded() -> tuple[str, ...]:
+    """For workers that start now: the modules of array libraries, and installed ones that functions
+    name which have been packed, in the order in which this process has loaded them."""
+    named = [
+        name
+        for name, module in list(sys.modules.items())
+        if name in NAMED_MODULES and is_installed_namespace(vars(module))
+    ]
+    return tuple(dict.fromkeys([*LIBRARIES, *named]))
