@@ -1313,6 +1313,33 @@ class TestAttributes:
         attributes["sizes"] = {"a": [1, 2]}
         assert reason_of(attributes) == ""
 
+    @pytest.mark.parametrize(
+        ("made_with", "compared"),
+        [
+            (lambda held: [[1.0], [2.0, "a"], 3], ()),
+            (lambda held: {1: [2, 3], 2: [[1.0], (1, (2,))]}, ()),
+            (lambda held: [held, [2.0]], ("path",)),
+            (lambda held: [[[1], held]], ("path",)),
+            (lambda held: {1: [held]}, ("path",)),
+            (lambda held: [[1.0]] * 2, ("path",)),
+            (lambda held: [([1.0],)], ("path",)),
+            (lambda held: [[1.0], {2: held}], ("path",)),
+        ],
+    )
+    def test_lists_inside_are_private_if_only_their_list_holds_them(self, made_with, compared):
+        held = [1.0]
+        attributes = {"path": made_with(held)}
+        found = look_at(attributes)
+        assert (found.problem, found.compared) == (None, compared)
+
+    @pytest.mark.parametrize(
+        "made", [lambda nan: [[1.0], [nan]], lambda nan: [(1, (nan, 2))], lambda nan: {1: [nan]}]
+    )
+    @pytest.mark.parametrize("nan", [float("nan"), np.float64("nan"), np.float32("nan")])
+    def test_a_nan_at_any_depth_stays(self, made, nan):
+        attributes = {"path": made(nan)}
+        assert "a NaN" in reason_of(attributes)
+
     def test_what_others_may_change_is_compared(self):
         log, settings = [], {"a": [1.0]}
         frozen = dataclasses.make_dataclass("Frozen", ["value"], frozen=True)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import io
 import operator
 import pickle
+import sys
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +22,7 @@ import numpy as np
 from mpgrad.calls.custom_functions.constants import (
     MISSING,
     PRIVATE,
+    are_plain,
     is_constant,
     is_enum_member,
     references,
@@ -76,6 +79,10 @@ def are_scalars(attributes: dict[str, Any]) -> bool:
     return _SCALARS.issuperset(map(type, values)) and not [1 for value in values if value != value]
 
 
+#: They never change and do not need cloudpickle, which takes five times as long.
+_SCALARS = frozenset({bool, int, float, str, bytes, type(None)})
+
+
 def _keys(container: Any) -> Any:
     return tuple(container) if isinstance(container, dict) else range(len(container))
 
@@ -90,6 +97,31 @@ def _is_plain(value: Any) -> bool:
     return (kind is np.ndarray and not value.dtype.hasobject) or (
         kind in _SCALARS and value == value
     )
+
+
+def _is_plain_all_through(values: Iterable[Any]) -> bool:
+    """Whether what a private list or dictionary holds is what ``are_plain`` takes, and private
+    lists of such."""
+    values = list(values)
+    while list in (kinds := set(map(type, values))):
+        lists = [value for value in values if type(value) is list]
+        if max(map(sys.getrefcount, lists)) > _ALONE:
+            return False
+        if len(kinds) > 1 and not are_plain([one for one in values if type(one) is not list]):
+            return False
+        values = list(chain.from_iterable(lists))
+    return are_plain(values)
+
+
+def _references_if_alone() -> int:
+    """Those of a list that, as above, a container and two lists hold."""
+    container: list[Any] = [[]]
+    values = list(container)
+    lists = [value for value in values if type(value) is list]
+    return max(map(sys.getrefcount, lists))
+
+
+_ALONE = _references_if_alone()
 
 
 class _Looked:
@@ -112,10 +144,14 @@ class _Looked:
         has_odd_keys = type(inner) is dict and not is_constant(tuple(inner))
         if type(inner) not in _CHANGED or not is_private or has_odd_keys:
             return self.value(inner)
+        if _is_plain_all_through(inner.values() if type(inner) is dict else inner):
+            return ""
         return next(filter(None, (self.item(inner, k) for k in _keys(inner))), "")
 
     def value(self, value: Any) -> str:
         """The same of ``value``, which others may hold."""
+        if are_plain([value]):
+            return ""
         self.culprit, kind = value, type(value)
         noun = article(kind.__name__)
         if is_constant(value):
@@ -198,9 +234,12 @@ def _holds(value: Any, old: Any) -> bool:
         return value is old
     if len(value) != len(old):
         return False
-    if type(value) is dict and not all(map(operator.is_, value, old)):
-        return False
-    return all(_holds(value[key], old[key]) for key in _keys(old))
+    pairs = zip(value, old, strict=True)
+    if type(value) is dict:
+        if not all(map(operator.is_, value, old)):
+            return False
+        pairs = zip(value.values(), old.values(), strict=True)
+    return all(now is before or _holds(now, before) for now, before in pairs)
 
 
 def pack_attributes(
@@ -230,10 +269,6 @@ def pack_attributes(
     compared = look_at(attributes).compared
     pickler.dump((attributes, compared) if compared else attributes)
     return stream.getvalue()
-
-
-#: They never change and do not need cloudpickle, which takes five times as long.
-_SCALARS = frozenset({bool, int, float, str, bytes, type(None)})
 
 
 class _AttributePickler(CodePickler):

@@ -9,7 +9,9 @@ import re
 import struct
 import sys
 import types
+from collections.abc import Collection
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,28 @@ FOR_ORDER = "write sorted(set(...)), or start Python with PYTHONHASHSEED"
 _SINGLE = frozenset({type(None), bool, type(...), type(NotImplemented), DType, type(CPU)})
 #: Equal values of these types are interchangeable; a float needs its bits compared.
 _EQUAL_IS_SAME = frozenset({bool, int, str, bytes, range, DType, Size})
+
+
+#: What ``are_plain`` takes at once. Of these types only floats can be a NaN.
+_FLOATS = frozenset({float, np.float32, np.float64})
+_PLAIN = _FLOATS | {bool, int, str, bytes, type(None), tuple, np.bool_, np.int32, np.int64}
+
+
+def are_plain(values: Collection[Any]) -> bool:
+    """Whether all are numbers but NaN, texts, and tuples of such; it may miss some that are.
+
+    Of many values this takes a tenth of the time of asking for each.
+    """
+    while values:
+        kinds = set(map(type, values))
+        if not kinds <= _PLAIN:
+            return False
+        if kinds & _FLOATS and [1 for one in values if type(one) in _FLOATS and one != one]:
+            return False
+        if tuple not in kinds:
+            break
+        values = list(chain.from_iterable([one for one in values if type(one) is tuple]))
+    return True
 
 
 def is_constant(value: Any) -> bool:

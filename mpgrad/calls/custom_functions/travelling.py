@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mpgrad.base.hash_seed import fixed_hash_seed
-from mpgrad.calls.custom_functions.constants import is_constant
+from mpgrad.calls.custom_functions.constants import are_plain, is_constant
 from mpgrad.calls.custom_functions.contents import (
     Fingerprint,
     KeptContent,
@@ -38,8 +38,6 @@ from mpgrad.recording.tensors.tensor import Tensor
 _NOT_COPIED = ("numpy.random", "scipy.io", "numpy.lib._npyio")
 #: Types of Python's whose objects have no state but what is in them.
 _BUILTIN = frozenset({list, tuple, dict, set, frozenset, bytearray, slice})
-#: Types of which nothing needs to be looked at.
-_PLAIN = frozenset({type(None), bool, int, str, bytes})
 #: Methods by which a class says how it is copied, or which a copy calls.
 _WHEN_COPIED = (
     *("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__del__", "__new__"),
@@ -95,15 +93,7 @@ def _of_container(value: Any) -> Iterable[Any] | None:
 
 
 def _to_look_at(items: Collection[Any]) -> Iterable[Any]:
-    kinds = set(map(type, items))
-    if kinds <= _PLAIN:
-        return ()
-    if kinds <= _WITH_FLOATS:
-        return [item for item in items if item != item]
-    return items
-
-
-_WITH_FLOATS = _PLAIN | {float}
+    return () if are_plain(items) else items
 
 
 def _has_own_order(value: Any) -> bool:
