@@ -70,8 +70,10 @@ def too_small(frozen: FrozenGraph, workers: int, message_us: float) -> Choice | 
     # The calling thread takes part, and works in the time of the messages, too.
     messages_us = tuning.BACKWARD_MESSAGES * message_us
     least_us = messages_us + (work_us - messages_us) / workers
-    if least_us * tuning.MARGIN >= work_us:
-        return Choice("local", f"only {duration(work_us)} of work")
+    # What it does not send, it runs.
+    sent = [1 for spec in frozen.spec.nodes if not spec.on_client]
+    if max(least_us, tuning.NODE_US * len(sent)) * tuning.MARGIN >= work_us:
+        return Choice("local", f"only {duration(work_us)} of work in {len(sent)} Nodes")
     return None
 
 
@@ -90,20 +92,27 @@ def too_serial(frozen: FrozenGraph, message_us: float) -> Choice | None:
 def predict(planned: Plan, workers: int, message_us: float) -> Prediction:
     """The makespans of both modes.
 
-    In ``local`` it is the work. In workers it is the largest of three: the critical path, an equal
-    share of the work, and the serial tasks of the client; each with its messages. If the calling
-    thread takes part, it also works in their time.
+    In ``local`` it is the work. In workers it is the time in which the client packs their Nodes,
+    and the largest of three: the critical path, an equal share of the work, and the serial tasks of
+    the client; each with its messages. If the calling thread takes part, it also works in their
+    time.
 
     Graham's bound for list scheduling (Graham, "Bounds for certain multiprocessing anomalies",
     1966) says that the real makespan is at most twice this; with many tasks it is close.
     """
     messages_us = tuning.BACKWARD_MESSAGES * message_us
     work_us = planned.work_us - (messages_us if planned.local_share >= 0 else 0.0)
-    share_us = (work_us + len(planned.tasks) * message_us) / workers
+    sent = [
+        len(group)
+        for at, (task, group) in enumerate(zip(planned.tasks, planned.groups, strict=True))
+        if not task.on_client and at != planned.local_share
+    ]
+    nodes_us = tuning.NODE_US * sum(sent)
+    share_us = (work_us + len(planned.tasks) * message_us + nodes_us) / workers
     client_us = sum([task.cost_us for task in planned.tasks if task.on_client])
     longest_us = max(planned.critical_path_us + message_us, share_us, client_us)
     serial_us = max(planned.critical_path_us, client_us)
-    return Prediction(planned.work_us, messages_us + longest_us, serial_us)
+    return Prediction(planned.work_us, messages_us + nodes_us + longest_us, serial_us)
 
 
 class _Sample(NamedTuple):

@@ -17,6 +17,9 @@ BACKWARD_MESSAGES = 6.0
 #: share the cores.
 WORTH_MESSAGES = 3.0
 
+#: What a Node costs beside its rule: the client packs it, and again a worker unpacks and runs it.
+NODE_US = 7.0
+
 # ---------------------------------------------------------------------- lengths of tasks
 
 #: The longest time that a task may reach by fusion and bundling. If the system takes a core away

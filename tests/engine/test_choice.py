@@ -98,12 +98,29 @@ def frozen(loss: mg.Tensor, each_us: float | None = None) -> FrozenGraph:
 def test_a_small_graph_stays_here() -> None:
     choice = chosen(frozen(branches(4), 10.0), 8)
     assert choice.mode == "local"
-    assert "of work" in choice.reason
+    assert re.fullmatch(r"only .* of work in \d+ Nodes", choice.reason)
 
 
 def test_wide_heavy_work_goes_to_workers() -> None:
     choice = chosen(frozen(branches(16), 20_000.0), 2)
     assert choice.mode == "process"
+
+
+def test_many_small_nodes_stay_here() -> None:
+    """To send one takes about as long as to run it."""
+    x = mg.ones(4, requires_grad=True)
+
+    def chain_of(length: int) -> mg.Tensor:
+        y = x
+        for _ in range(length):
+            y = y + 1.5
+        return y.sum()
+
+    graph = frozen(mg.stack([chain_of(500) for _ in range(8)]).sum())
+    assert too_small(graph, 8, MESSAGE_US) is not None
+    planned = plan(graph.spec, workers=8, message_us=MESSAGE_US)
+    predicted = predict(planned, 8, MESSAGE_US)
+    assert predicted.process > predicted.local
 
 
 def test_a_chain_stays_here_however_heavy() -> None:
