@@ -56,7 +56,7 @@ FAR_OFF = 2.0
 MARGIN = 1.2
 #: Workers start for a graph or map only after such ones have lost so much by running in this
 #: process: they may not come again, and the start takes time from them.
-START_US = 100_000.0
+START_US = 60_000.0
 #: What is assumed to be lost of the time here, before anything is predicted.
 LOST_SHARE = 0.5
 #: The part of the time that may be spent on measuring the other mode again.
