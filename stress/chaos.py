@@ -75,6 +75,7 @@ class Tally:
     kills: int = 0
     starting: int = 0
     coordinators: int = 0
+    templates: int = 0
     #: Backwards that the engine ran again, and steps that the training repeated.
     recovered: int = 0
     repeated: int = 0
@@ -92,6 +93,7 @@ class Tally:
         calm_ms = 1000 * statistics.median(self.calm or [0.0])
         words = [
             f"{self.kills} workers killed ({self.starting} of them while they started)",
+            f"{self.templates} templates of workers killed",
             f"{self.coordinators} coordinators killed ({self.recovered} backwards run again by the "
             f"engine, {self.repeated} steps by the training after the CoordinatorLost that is due "
             "when hooks have run, or four have died)",
@@ -128,7 +130,7 @@ def _train_under_fire(
         # Effects of the last kill show here.
         _train(load(seed), expected, tally)
         tally.kills, tally.starting = killer.workers, killer.starting
-        tally.coordinators = killer.coordinators
+        tally.coordinators, tally.templates = killer.coordinators, killer.templates
         figures = engine.statistics()
         tally.recovered = figures.recoveries
         if not killer.coordinators:

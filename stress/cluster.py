@@ -44,7 +44,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Killer(threading.Thread):
-    """Kills workers, coordinators and actors of hosts, and whole nodes, which come back.
+    """Kills workers or their template, coordinators and actors of hosts, and whole nodes, which come
+    back.
 
     Args:
         nodes: the cluster.

@@ -8,22 +8,25 @@ import signal
 import threading
 from contextlib import suppress
 
+import psutil
+
 import mpgrad as mg
 from mpgrad.scheduler.coordinator_state import KILLS_MAX
 
 #: Seconds between two kills: often shorter than a worker needs to start, or a step to finish.
 PAUSES_S = (0.02, 0.6)
+WORKERS_PER_TEMPLATE = 20
 #: The modules that a worker has mapped after all its imports, shortly before it is ready.
 _MAPPED = "mpgrad-engine-arena"
 
 
 class Killer(threading.Thread):
-    """Kills workers while they work, wait or start, and sometimes the coordinator.
+    """Kills workers while they work, wait or start, at times their template or the coordinator.
 
     Args:
         engine: the engine.
         chance: chooses the time and the process.
-        workers: the number of workers to kill.
+        workers: the number of workers to kill; for 20 of them also a template.
         coordinators: the number of coordinators to kill, spread among the workers.
     """
 
@@ -32,11 +35,20 @@ class Killer(threading.Thread):
     ) -> None:
         super().__init__(name="killer")
         self._engine, self._chance = engine, chance
-        self._left = {"worker": workers, "coordinator": coordinators}
+        self._left = {
+            "worker": workers,
+            "coordinator": coordinators,
+            "template": workers // WORKERS_PER_TEMPLATE,
+        }
+        self._kill = {
+            "worker": self._kill_worker,
+            "coordinator": self._kill_coordinator,
+            "template": self._kill_template,
+        }
         self._stop_asked = threading.Event()
         #: Kills of workers, and how many of these were still starting.
         self.workers = self.starting = 0
-        self.coordinators = 0
+        self.coordinators = self.templates = 0
         self._in_step = 0
 
     def step_begins(self) -> None:
@@ -51,7 +63,7 @@ class Killer(threading.Thread):
                 continue
             kinds, weights = zip(*self._left.items(), strict=True)
             [kind] = self._chance.choices(kinds, weights)
-            if self._kill_worker() if kind == "worker" else self._kill_coordinator():
+            if self._kill[kind]():
                 self._left[kind] -= 1
                 self._in_step += 1
 
@@ -73,6 +85,19 @@ class Killer(threading.Thread):
             return False
         self.coordinators += 1
         return True
+
+    def _kill_template(self) -> bool:
+        pids, coordinator = self._engine.worker_pids(), self._engine.coordinator_pid
+        if coordinator is None or not pids:
+            return False
+        with suppress(psutil.NoSuchProcess):
+            children = psutil.Process(coordinator).children()
+            # Others are workers that start, of which the engine has not told yet.
+            others = [child for child in children if child.pid not in pids]
+            if others and _kill(min(others, key=psutil.Process.create_time).pid):
+                self.templates += 1
+                return True
+        return False
 
     def stop(self) -> None:
         """Stop the thread and wait for its end."""
