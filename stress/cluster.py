@@ -44,7 +44,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Killer(threading.Thread):
-    """Kills workers or their template, coordinators and actors of hosts, and whole nodes, which come
+    """Kills workers or their template, coordinators and actors of hosts, and nodes, which come
     back.
 
     Args:
