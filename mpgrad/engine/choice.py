@@ -149,6 +149,12 @@ class Experience:
         self.ended: deque[tuple[Mode, float, Choice | None]] = deque()
 
     @property
+    def here_us(self) -> float | None:
+        """What one takes in this process; None if that has not been measured."""
+        took = [sample.took for sample in self._took["local"]]
+        return median_low(took) if took else None
+
+    @property
     def start_after_us(self) -> float:
         """The time from now on after which workers are worth their start, as this may not go on
         for longer than it has."""

@@ -88,15 +88,22 @@ def mode() -> str:
     return engine.execution_for_calls().preparation.mode()
 
 
-def predict(name: str, items: int, workers: int) -> Prediction | None:
-    """What the items take in each mode, in microseconds; None if the function has not run yet."""
+def predict(name: str, items: int, workers: int, both_us: float | None = None) -> Prediction | None:
+    """What the items take in each mode, in microseconds; None if the function has not run yet.
+
+    Args:
+        name, items: the function and how many.
+        workers: how many there are.
+        both_us: what both passes of an item take here, if that has been measured.
+    """
     took_us = TIMES.get(name)
     if took_us is None:
         return None
-    here_us = took_us * items
+    here_us = (both_us or took_us) * items
     is_far = current_engine().execution_for_calls().hosts is not None
     item_us = HOST_ITEM_US if is_far else ITEM_US
-    there_us = MAP_US + item_us * items + here_us / max(min(workers, items), 1)
+    passes = 1 if both_us is None else 2
+    there_us = MAP_US + passes * item_us * items + here_us / max(min(workers, items), 1)
     return Prediction(here_us, there_us)
 
 
@@ -185,8 +192,12 @@ def run_wherever_it_is_faster(
     workers, is_ready = execution.workers, execution.are_workers_ready
     experience, started, (name, _) = execution.maps.of((key, count)), perf_counter(), key
 
+    def predicted_for(items: int) -> Prediction | None:
+        here_us = experience.here_us
+        return predict(name, items, workers, None if here_us is None else here_us / count)
+
     def are_workers_better(done: int) -> bool:
-        rest = predict(name, count - done, workers)
+        rest = predicted_for(count - done)
         if rest is None or rest.local <= rest.process:
             return False
         took_us = (perf_counter() - started) * 1e6
@@ -194,7 +205,7 @@ def run_wherever_it_is_faster(
         return execution.are_workers_ready or (is_long and execution.start_for_calls())
 
     experience.note_ended()
-    predicted = predict(name, count, workers)
+    predicted = predicted_for(count)
     choice = predicted and experience.choose(predicted, has_workers=is_ready)
     mode: Mode | None = None
     if predicted is None and execution.hosts is not None:  # who has a cluster has long items
