@@ -6,6 +6,7 @@ Otherwise each of them would load these for its first task, while the caller wai
 from __future__ import annotations
 
 import sys
+import types
 
 from mpgrad.calls.custom_functions.process_state import is_installed_namespace
 from mpgrad.wire.code_pickles import NAMED_MODULES
@@ -20,6 +21,8 @@ def preloaded() -> tuple[str, ...]:
     named = [
         name
         for name, module in list(sys.modules.items())
-        if name in NAMED_MODULES and is_installed_namespace(vars(module))
+        if name in NAMED_MODULES
+        and isinstance(module, types.ModuleType)
+        and is_installed_namespace(vars(module))
     ]
     return tuple(dict.fromkeys([*LIBRARIES, *named]))
