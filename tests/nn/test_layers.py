@@ -316,3 +316,14 @@ def test_containers_find_what_is_in_them(of_torch: Of) -> None:
 
 def _listed(value: Any) -> Any:
     return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def test_instance_norm_of_halves_has_running_statistics_of_halves() -> None:
+    layer = mg.nn.InstanceNorm1d(3, track_running_stats=True)
+    x = mg.rand(2, 3, 5).half()
+    expected = layer(x.float())
+    halves = mg.nn.InstanceNorm1d(3, track_running_stats=True).half()
+    found = halves(x)
+    assert (found.dtype, halves.running_mean.dtype) == (mg.float16, mg.float16)
+    assert mg.allclose(found.float(), expected, atol=1e-2)
+    assert mg.allclose(halves.running_mean.float(), layer.running_mean, atol=1e-3)

@@ -161,7 +161,11 @@ def test_a_changed_directory_is_an_error_and_undone(engine: mg.Engine, tmp_path:
     assert os.getcwd() == here
 
 
-def test_what_a_library_sets_for_itself_is_no_change(engine: mg.Engine) -> None:
+def test_what_a_library_sets_for_itself_is_no_change(
+    engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+
     def compiles(k: int) -> int:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/somewhere"
         return k

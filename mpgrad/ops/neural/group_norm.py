@@ -176,7 +176,7 @@ def instance_norm(
     batch, channels, *rest = input.shape
     # Each sample's channels as channels of one sample.
     means, variances = (
-        None if running is None else repeat(running.detach(), batch)
+        None if running is None else wide(repeat(running.detach(), batch))
         for running in (running_mean, running_var)
     )
     rows = reshape(wide(input), (1, batch * channels, *rest))
