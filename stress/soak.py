@@ -25,6 +25,9 @@ GROWTH_MAX = 0.01
 #: Live blocks are counted as parts of so many: a sample sees the few of the step that it is in. Ten
 #: more that stay are a growth.
 BLOCKS = 1000
+#: Bytes of arenas are counted as parts of so many: these programs touch 2 MB, and when more blocks
+#: than ever lie in memory at once, some pages more, for good. 160 KB more are a growth.
+ARENA_BYTES = 16 << 20
 #: The branches in workers at any time: a step makes up to 7, and the next message releases them.
 BRANCHES_MAX = 32
 SIDE = 48
@@ -177,7 +180,7 @@ _ROWS: dict[str, Callable[[Look], float]] = {
     "client": lambda look: look.resident[0],
     "coordinator": lambda look: look.resident[1],
     "workers": lambda look: sum(look.resident[2:]),
-    "arenas": lambda look: look.arena_bytes,
+    "arenas": lambda look: ARENA_BYTES + look.arena_bytes,
     "descriptors": lambda look: sum(look.descriptors),
     "live blocks": lambda look: BLOCKS + sum(look.blocks),
 }

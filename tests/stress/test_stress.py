@@ -148,6 +148,12 @@ def test_branches_that_stay_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     assert main(["soak", "--backwards", "10", "--seed", "7"]) == 1
 
 
+@pytest.mark.parametrize(("page", "grows"), [(1_000, False), (3_000, True)])
+def test_soak_sees_arenas_that_grow(page: int, grows: bool) -> None:
+    looks = [soak.Look((1, 1, 1), (1,), (0, 0), 2_000_000 + at * page, 0) for at in range(100)]
+    assert (soak.growths(looks)["arenas"] > soak.GROWTH_MAX) == grows
+
+
 def test_soak_sees_growth() -> None:
     def look(number: int) -> soak.Look:
         return soak.Look((1000, 500, 400, 400), (20, 30), (7, number // 20 * leak), 4096, 0)
