@@ -13,15 +13,19 @@ from mpgrad.wire.code_pickles import NAMED_MODULES
 
 #: The modules of array libraries that this process has loaded.
 LIBRARIES: list[str] = []
+#: Their imports leave nothing that each worker must have for itself, as others do: generators of
+#: random numbers, open files, locks, children, names of temporary files.
+_WITHOUT_STATE = sys.stdlib_module_names | {"numpy", "scipy"}
 
 
 def preloaded() -> tuple[str, ...]:
-    """For workers that start now: the modules of array libraries, and installed ones that functions
-    name which have been packed, in the order in which this process has loaded them."""
+    """For workers that start now: the modules of array libraries, and those of Python, NumPy and
+    SciPy that packed functions name, in the order in which this process has loaded them."""
     named = [
         name
         for name, module in list(sys.modules.items())
         if name in NAMED_MODULES
+        and name.partition(".")[0] in _WITHOUT_STATE
         and isinstance(module, types.ModuleType)
         and is_installed_namespace(vars(module))
     ]

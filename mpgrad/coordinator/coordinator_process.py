@@ -58,7 +58,8 @@ def main(data: bytes) -> None:
     try:
         with start_reported(said):
             coordinator = _start(setup, client, board, spawner)
-        os.write(said, STARTED)
+        with contextlib.suppress(BrokenPipeError):  # the client has died meanwhile
+            os.write(said, STARTED)
         os.close(said)
         try:
             coordinator.run()

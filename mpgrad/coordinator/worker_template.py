@@ -129,9 +129,9 @@ class WorkerTemplate:
 
     def close(self) -> None:
         """End it."""
-        if self._connection is not None:
-            self._connection.close()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+        if self._connection is not None:
+            self._connection.close()
         self._connection, self._process, self._is_ready = None, None, False

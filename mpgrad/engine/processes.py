@@ -72,7 +72,8 @@ class CoordinatorProcess:
         require_descriptors(FOR_ENGINE, "an engine")
         require_hard_limit(options.cpu_workers)
         require_calls()
-        require_processes(1 + options.cpu_workers + len(options.gpus))
+        template = 1 if options.cpu_workers else 0
+        require_processes(1 + template + options.cpu_workers + len(options.gpus))
         with contextlib.ExitStack() as undo:
             self.endpoint = Endpoint.create()
             segment = Segment.create_sparse(ENGINE_ARENA_BYTES, "engine-arena")

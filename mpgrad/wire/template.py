@@ -58,7 +58,10 @@ def next_request(connection: socket.socket) -> tuple[int, int] | None:
     Raises:
         ProtocolError: something else came.
     """
-    data, descriptors, _, _ = socket.recv_fds(connection, len(READY), 2)
+    try:
+        data, descriptors, _, _ = socket.recv_fds(connection, len(READY), 2)
+    except ConnectionResetError:  # the coordinator has died before it had read all
+        return None
     if not data:
         return None
     if len(descriptors) != 2:

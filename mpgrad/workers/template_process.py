@@ -44,12 +44,15 @@ def fork_workers(setup: WorkerSetup, load_tensors: Callable[[], None]) -> tuple[
         for module in _OF_EACH_WORKER:
             importlib.import_module(module)
     except Exception:
-        sys.exit(1)  # workers that start without a template meet it, too, and report it
+        os._exit(1)  # workers that start without a template meet it, too, and report it
     for module in setup.preload:
         with contextlib.suppress(Exception):  # the task that needs it will say so
             importlib.import_module(module)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()  # else each worker would write it
     if len(os.listdir("/proc/self/task")) > 1:
-        sys.exit(1)  # threads survive no fork: workers start without a template
+        os._exit(1)  # threads survive no fork: workers start without a template
     gc.freeze()  # what is loaded stays, in pages that all workers share
     with socket.socket(fileno=setup.template_fd) as connection:
         connection.send(READY)
@@ -61,7 +64,7 @@ def fork_workers(setup: WorkerSetup, load_tensors: Callable[[], None]) -> tuple[
                 os.close(descriptor)
             answer(connection, pid)
     if request is None:
-        sys.exit()
+        os._exit(0)  # what runs at the end of a process is for those that have worked
     sys.modules["numpy"].random.seed()  # each worker has numbers of its own
     return read_to_end(request[0]), request[1]
 

@@ -42,6 +42,22 @@ def test_workers_have_loaded_what_functions_name() -> None:
         assert mg.parallel_map(loaded, ["colorsys"]) == [True]
 
 
+def test_modules_that_may_hold_something_are_not_loaded() -> None:
+    """Workers would share generators of random numbers, files and locks that an import makes."""
+    with mg.Engine("process", cpu_workers=1):
+        assert mg.parallel_map(lambda x: psutil.pid_exists(0) and x, [False]) == [False]
+    assert "psutil" not in preloading.preloaded()
+
+
+def test_a_module_that_a_program_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    import colorsys
+
+    with mg.Engine("process", cpu_workers=1):
+        assert mg.parallel_map(lambda x: colorsys.rgb_to_hsv(x, x, x)[2], [2.0]) == [2.0]
+    monkeypatch.setitem(sys.modules, "colorsys", None)
+    assert "colorsys" not in preloading.preloaded()
+
+
 def test_users_modules_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "of_the_user.py").write_text("def double(x):\n    return 2 * x\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -100,6 +116,28 @@ def test_a_stopped_template_holds_nobody_up_for_long() -> None:
         os.kill(worker, signal.SIGKILL)
         assert mg.parallel_map(abs, [-1]) == [1]
         assert template_of(engine) != template
+
+
+AT_EXIT = """
+import atexit, os
+atexit.register(lambda: os.write(1, b"end "))
+"""
+
+
+def test_what_runs_at_exit_runs_once_for_each_worker(
+    run_script: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nif 'mpgrad.workers' in sys.orig_argv:\n    exec({AT_EXIT!r})"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = run_script(
+        "import mpgrad as mg\n"
+        "with mg.Engine('process', cpu_workers=2): mg.parallel_map(abs, range(8))\n"
+    )
+    assert (done.stdout, done.stderr) == ("end end ", "")
 
 
 PROGRAM = """

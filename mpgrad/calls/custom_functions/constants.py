@@ -71,7 +71,9 @@ def are_plain(values: Collection[Any]) -> bool:
             return False
         if tuple not in kinds:
             break
-        values = list(chain.from_iterable([one for one in values if type(one) is tuple]))
+        # Each tuple once: one may be in many places.
+        tuples = {id(one): one for one in values if type(one) is tuple}
+        values = list(chain.from_iterable(tuples.values()))
     return True
 
 
