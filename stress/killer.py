@@ -26,7 +26,7 @@ class Killer(threading.Thread):
     Args:
         engine: the engine.
         chance: chooses the time and the process.
-        workers: the number of workers to kill; for 20 of them also a template.
+        workers: the number of workers to kill; one template for every 20 of them.
         coordinators: the number of coordinators to kill, spread among the workers.
     """
 
@@ -40,7 +40,7 @@ class Killer(threading.Thread):
             "coordinator": coordinators,
             "template": workers // WORKERS_PER_TEMPLATE,
         }
-        self._kill = {
+        self._kill_one = {
             "worker": self._kill_worker,
             "coordinator": self._kill_coordinator,
             "template": self._kill_template,
@@ -63,7 +63,7 @@ class Killer(threading.Thread):
                 continue
             kinds, weights = zip(*self._left.items(), strict=True)
             [kind] = self._chance.choices(kinds, weights)
-            if self._kill[kind]():
+            if self._kill_one[kind]():
                 self._left[kind] -= 1
                 self._in_step += 1
 

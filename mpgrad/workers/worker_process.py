@@ -50,7 +50,7 @@ def main(data: bytes, load_tensors: Callable[[], None]) -> None:
         setup = msgspec.structs.replace(decode_setup(data, WorkerSetup), stack_fd=stack_fd)
     if os.getppid() != setup.coordinator_pid:
         sys.exit(1)  # the coordinator died before the kernel could bind this process to it
-    _bind(setup)  # before anything is loaded: a page lies near the processor that touches it first
+    _bind(setup)  # first: a page lies near the processor that touches it first
     report_faults(setup.stack_fd)
     with start_reported(setup.stack_fd):
         environment = restore_environment(setup.environment)

@@ -162,9 +162,11 @@ def test_nothing_stays(start_script: Callable[..., subprocess.Popen[bytes]], vic
 
 
 def test_several_threads_of_blas() -> None:
-    """They are no reason to fail."""
-    with mg.Engine("process", cpu_workers=1, blas_threads=2):
+    """They survive no fork either."""
+    with mg.Engine("process", cpu_workers=1, blas_threads=2) as engine:
         assert mg.parallel_map(abs, [-1]) == [1]
+        children = psutil.Process(engine.coordinator_pid).children()
+        assert [child.pid for child in children] == engine.worker_pids()
 
 
 def note_number() -> None:
