@@ -121,9 +121,10 @@ _NAMES_OF = {
         "asarray chain_matmul fix is_conj is_neg is_nonzero is_same_size narrow_copy range vander"
     ),
     "mpgrad.ops.shapes.tiles_and_pairs": (
-        "atleast_1d atleast_2d atleast_3d cartesian_prod cdist combinations cross diag_embed "
-        "fliplr flipud kron take_along_dim tile"
+        "atleast_1d atleast_2d atleast_3d cartesian_prod combinations diag_embed fliplr flipud "
+        "take_along_dim tile"
     ),
+    "mpgrad.ops.linear_algebra.pairwise_products": "cdist cross kron",
     "mpgrad.ops.reductions.counting": (
         "bincount bucketize count_nonzero histc isin nonzero_static searchsorted unique "
         "unique_consecutive unravel_index"

@@ -336,6 +336,9 @@ from mpgrad.ops.linear_algebra.packed_factors import geqrf as geqrf
 from mpgrad.ops.linear_algebra.packed_factors import lu as lu
 from mpgrad.ops.linear_algebra.packed_factors import lu_solve as lu_solve
 from mpgrad.ops.linear_algebra.packed_factors import ormqr as ormqr
+from mpgrad.ops.linear_algebra.pairwise_products import cdist as cdist
+from mpgrad.ops.linear_algebra.pairwise_products import cross as cross
+from mpgrad.ops.linear_algebra.pairwise_products import kron as kron
 from mpgrad.ops.neural.activation import log_softmax as log_softmax
 from mpgrad.ops.neural.activation import softmax as softmax
 from mpgrad.ops.neural.convolution import conv2d as conv2d
@@ -469,13 +472,10 @@ from mpgrad.ops.shapes.tiles_and_pairs import atleast_1d as atleast_1d
 from mpgrad.ops.shapes.tiles_and_pairs import atleast_2d as atleast_2d
 from mpgrad.ops.shapes.tiles_and_pairs import atleast_3d as atleast_3d
 from mpgrad.ops.shapes.tiles_and_pairs import cartesian_prod as cartesian_prod
-from mpgrad.ops.shapes.tiles_and_pairs import cdist as cdist
 from mpgrad.ops.shapes.tiles_and_pairs import combinations as combinations
-from mpgrad.ops.shapes.tiles_and_pairs import cross as cross
 from mpgrad.ops.shapes.tiles_and_pairs import diag_embed as diag_embed
 from mpgrad.ops.shapes.tiles_and_pairs import fliplr as fliplr
 from mpgrad.ops.shapes.tiles_and_pairs import flipud as flipud
-from mpgrad.ops.shapes.tiles_and_pairs import kron as kron
 from mpgrad.ops.shapes.tiles_and_pairs import take_along_dim as take_along_dim
 from mpgrad.ops.shapes.tiles_and_pairs import tile as tile
 from mpgrad.ops.shapes.windows_and_slices import argwhere as argwhere

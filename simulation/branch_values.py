@@ -76,7 +76,7 @@ def record(call: Call, buffer: float | None) -> Recorded:
 
 
 def made_again(call: Call, digest: int) -> Recorded:
-    """The branch of a call that ran before; as ``kept_branches.made_again``.
+    """The branch of a call that ran before; as ``calls.made_again``.
 
     Raises:
         Wrong: it gives another result than before.

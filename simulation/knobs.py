@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from mpgrad.coordinator import watchdog
+from mpgrad.coordinator import worker_watchdog
 from mpgrad.engine import session
 from mpgrad.scheduler import (
     bundling,
@@ -50,7 +50,7 @@ KNOBS = (
     Knob("WORTH_MESSAGES", (tuning,), (0.1, 1.0, 30.0)),
     Knob("DECIDE_EVERY", (invariants,), (1, 16)),
     Knob("EVENTS_PER_ROW", (invariants,), (0,)),
-    Knob("TICK_S", (watchdog,), (0.3, 0.7)),
+    Knob("TICK_S", (worker_watchdog,), (0.3, 0.7)),
     Knob("ASK_AFTER", (session,), (2, 5)),
 )
 

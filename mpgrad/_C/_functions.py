@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mpgrad.autograd.functions.stopping import DelayedError as DelayedError
-from mpgrad.autograd.functions.stopping import UndefinedGrad as UndefinedGrad
+from mpgrad.autograd.function_nodes.stopping import DelayedError as DelayedError
+from mpgrad.autograd.function_nodes.stopping import UndefinedGrad as UndefinedGrad
 from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad as AccumulateGrad
 
 __all__ = ["AccumulateGrad", "DelayedError", "UndefinedGrad"]

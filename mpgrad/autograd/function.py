@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any, ClassVar
 
-from mpgrad.autograd.functions.context import FunctionContext
-from mpgrad.autograd.functions.function_node import (
+from mpgrad.autograd.function_nodes.context import FunctionContext
+from mpgrad.autograd.function_nodes.function_node import (
     FunctionNode,
     PortableContext,
     node_class,
     run_function_backward,
 )
-from mpgrad.autograd.functions.outputs import outputs_of
-from mpgrad.autograd.functions.stopping import refused
+from mpgrad.autograd.function_nodes.outputs import outputs_of
+from mpgrad.autograd.function_nodes.stopping import refused
 from mpgrad.autograd.profiling.ranges import FUNCTION, span
 from mpgrad.base.accidental_ends import accidental_end
 from mpgrad.recording.graph.grad_modes import GRAD_MODE, is_grad_enabled, no_grad

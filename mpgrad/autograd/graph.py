@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpgrad.autograd.functions.abstract_node import AbstractNode as Node
+from mpgrad.autograd.function_nodes.abstract_node import AbstractNode as Node
 from mpgrad.autograd.running.multi_grad_hook import (
     register_multi_grad_hook as register_multi_grad_hook,
 )

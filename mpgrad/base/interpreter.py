@@ -56,7 +56,7 @@ if file and "mpgrad" not in sys.modules:
     spec = spec_from_file_location("mpgrad", file)
     sys.modules["mpgrad"] = module_from_spec(spec)
     spec.loader.exec_module(sys.modules["mpgrad"])
-from mpgrad.base.first_steps import begin
+from mpgrad.base.child_entry import begin
 begin(sys.argv[1], file, *origin, setup)
 """
 

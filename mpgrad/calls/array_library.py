@@ -7,7 +7,6 @@ they travel, how they are recorded and differentiated stands here, once for each
 from __future__ import annotations
 
 import importlib
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -211,19 +210,3 @@ def library_of(module: str) -> ArrayLibrary:
     """The library with that name."""
     library: ArrayLibrary = importlib.import_module(module).LIBRARY
     return library
-
-
-# ---------------------------------------------------------------------- random numbers
-
-
-def draw_seed(library: ArrayLibrary) -> tuple[int, int, int]:
-    """One number of each of this process's generators: the library's, NumPy's and Python's."""
-    return library.draw(), int(np.random.randint(1 << 31)), random.getrandbits(62)
-
-
-def seed_generators(library: ArrayLibrary, seed: tuple[int, int, int], index: int) -> None:
-    """Let this process's generators give the random numbers of item ``index``."""
-    drawn, numpys, pythons = seed
-    library.seed(drawn, index)
-    np.random.seed(np.array((numpys, index & 0xFFFFFFFF, index >> 32), np.uint32))
-    random.seed(pythons << 64 | index)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import random
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,16 +17,16 @@ import numpy as np
 
 from mpgrad.autograd.running import engine_slot
 from mpgrad.base.accidental_ends import accidental_end
-from mpgrad.calls.array_library import ArrayLibrary, library_of, seed_generators
+from mpgrad.calls.array_library import ArrayLibrary, library_of
 from mpgrad.calls.attempts import Attempts
 from mpgrad.calls.call import BranchCall, Item
 from mpgrad.calls.classes import held_by_classes
 from mpgrad.calls.custom_functions.process_state import is_installed_namespace
-from mpgrad.calls.item_generators import Drawn, drawn_from, states_of
-from mpgrad.calls.lost_gradients import require_own_leaves
+from mpgrad.calls.random_numbers import Drawn, drawn_from, seed_generators, states_of
+from mpgrad.calls.reached_state import ReachedState
 from mpgrad.calls.results import can_return, dump_result
-from mpgrad.calls.state import ReachedState
 from mpgrad.calls.unpicklable import why_it_does_not_travel
+from mpgrad.calls.unreached_leaves import require_own_leaves
 from mpgrad.recording.tensors.storage import leaves_made
 from mpgrad.shm.digest import digest_of
 from mpgrad.wire.state_in_force import state_in_force
@@ -398,20 +397,3 @@ def _forms(first: Any, second: Any, tensor: type[Any]) -> str:
         for one in (first, second)
     ]
     return shown[0] if shown[0] == shown[1] else " and ".join(shown)
-
-
-# ---------------------------------------------------------------------- random numbers
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Leave NumPy's and Python's generators as they were; a worker's belong to nobody."""
-    if engine_slot.is_worker:
-        yield
-        return
-    numpys, pythons = np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        np.random.set_state(numpys)
-        random.setstate(pythons)

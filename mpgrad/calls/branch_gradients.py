@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpgrad.autograd.running import engine_slot
-from mpgrad.calls.array_library import library_of, seed_generators
-from mpgrad.calls.branch import Branch, generators_kept
+from mpgrad.calls.array_library import library_of
+from mpgrad.calls.branch import Branch
 from mpgrad.calls.call import BranchCall, Derivative
-from mpgrad.calls.kept_branches import BRANCHES, made_again
+from mpgrad.calls.kept_branches import BRANCHES
+from mpgrad.calls.made_again import made_again
+from mpgrad.calls.random_numbers import generators_kept, seed_generators
 
 #: Added to the numbers of items: random numbers of a backward are others than its forward's.
 _OF_BACKWARD = 1 << 40

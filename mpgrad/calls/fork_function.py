@@ -14,13 +14,14 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.functions.context import FunctionContext, running_backwards
-from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.function_nodes.context import FunctionContext, running_backwards
+from mpgrad.autograd.function_nodes.function_node import FunctionNode
 from mpgrad.calls.array_library import library_of
 from mpgrad.calls.branch import Branch
 from mpgrad.calls.call import BranchCall, Ran
 from mpgrad.calls.kept_arrays import Watched, kept_arrays
-from mpgrad.calls.kept_branches import BRANCHES, made_again
+from mpgrad.calls.kept_branches import BRANCHES
+from mpgrad.calls.made_again import made_again
 from mpgrad.calls.map_time import MapTime
 from mpgrad.recording.graph.grad_modes import is_grad_enabled
 from mpgrad.recording.tensors.tensor import Tensor

@@ -1,7 +1,7 @@
 """Branches: what this process has recorded and somebody may differentiate.
 
-A branch is an entry of a cache. It is made again from its BranchCall, with the same bits, if it has
-been dropped, or if its process has died.
+A branch is an entry of a cache. ``made_again`` makes it anew if it has been dropped, or if its
+process has died.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import os
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from mpgrad.base import config, machine
 from mpgrad.base.user_frames import level_of_caller
-from mpgrad.calls.branch import Branch, generators_kept, record
-from mpgrad.calls.call import BranchCall
-from mpgrad.errors import MpgradError, PerformanceWarning
+from mpgrad.calls.branch import Branch
+from mpgrad.errors import PerformanceWarning
 
 #: The part of the memory that branches may take by default.
 DEFAULT_SHARE = 0.4
@@ -27,12 +26,6 @@ _MANY = (
     "(MPGRAD_BRANCH_LIMIT); over it they are let go, and made again if they are differentiated. "
     "Where you need values only (a validation loop, a list of losses), call under mg.no_grad(), or "
     "keep loss.item()"
-)
-
-_NOT_THE_SAME = (
-    "{name} gave another result when it ran again to be differentiated: it depends on something "
-    "else than its arguments and the random numbers of mpgrad, NumPy and Python (a clock, a file, "
-    "os.urandom, an unseeded generator, the order of a set). Pass that as an argument"
 )
 
 
@@ -127,21 +120,3 @@ class Branches:
 #: Those of this process.
 BRANCHES = Branches()
 os.register_at_fork(after_in_child=BRANCHES.renew_lock)
-
-
-def made_again(call: BranchCall, inputs: Sequence[Any], digest: int, **options: Any) -> Branch:
-    """The branch of a call that ran before.
-
-    Args:
-        call: the call.
-        inputs: see ``record``, as are ``options``.
-        digest: of its outputs when it ran.
-
-    Raises:
-        MpgradError: its outputs differ from the first ones.
-    """
-    with generators_kept():
-        branch = record(call._replace(watched=None, seeks_lost=False), inputs, **options)
-    if branch.digest() != digest:
-        raise MpgradError(_NOT_THE_SAME.format(name=call.name))
-    return branch

@@ -12,13 +12,13 @@ import numpy as np
 from mpgrad.arrays.cuda.device_arrays import is_on_gpu
 from mpgrad.autograd.backward import grad as gradients_of
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.functions.function_node import FunctionNode, branch_class
+from mpgrad.autograd.function_nodes.function_node import FunctionNode, branch_class
 from mpgrad.autograd.running import engine_slot
 from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.branch import Branch
 from mpgrad.calls.call import InputKind, Ran
 from mpgrad.calls.fork_function import Fork
-from mpgrad.calls.lost_gradients import lost_gradient
+from mpgrad.calls.unreached_leaves import lost_gradient
 from mpgrad.ops.elementwise.arithmetic import add
 from mpgrad.ops.generators import process_generator
 from mpgrad.recording.dispatch.operator_node import OperatorNode

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from mpgrad.base.standard_streams import say
 from mpgrad.coordinator.supervisor import Supervisor, WorkerProcess
-from mpgrad.coordinator.watchdog import Deadlines, StartWatch, Watchdog
+from mpgrad.coordinator.worker_watchdog import Deadlines, StartWatch, Watchdog
 from mpgrad.errors import InvariantViolated, ProtocolError, TablesCorrupt
 from mpgrad.scheduler import events as ev
 from mpgrad.scheduler import instructions as do

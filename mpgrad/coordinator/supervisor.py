@@ -20,7 +20,7 @@ from mpgrad.shm.status_board import BoardFigures, QueueFigures, StatusBoard, Wor
 if TYPE_CHECKING:
     from mpgrad.base.processor_use import ProcessorUse
     from mpgrad.coordinator.reaper import End
-    from mpgrad.coordinator.watchdog import Sight
+    from mpgrad.coordinator.worker_watchdog import Sight
 
 #: The number of workers in a row that may die by their own fault before one is ready.
 FAILED_STARTS_MAX = 3
@@ -214,7 +214,7 @@ class Supervisor:
 
     def sight(self, peer: str) -> Sight:
         """What worker ``peer`` is doing right now."""
-        from mpgrad.coordinator.watchdog import Sight
+        from mpgrad.coordinator.worker_watchdog import Sight
 
         worker = self._by_peer[peer]
         running = self._board.read(worker.slot)

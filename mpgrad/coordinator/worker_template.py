@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from mpgrad.wire.setup import WorkerSetup, send_setup
-from mpgrad.wire.template import READY, ask_for_worker
+from mpgrad.wire.template_messages import READY, ask_for_worker
 
 #: Seconds that the first worker of an engine waits for the template to be ready, at most.
 PATIENCE_S = 15.0

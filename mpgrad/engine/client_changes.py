@@ -13,7 +13,7 @@ from typing import Any
 
 from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.function_nodes.function_node import FunctionNode
 from mpgrad.calls.custom_functions.run_on import what_changed
 from mpgrad.engine.placement import Placed
 from mpgrad.recording.dispatch.operator_node import OperatorNode

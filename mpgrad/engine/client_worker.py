@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.function_nodes.function_node import FunctionNode
 from mpgrad.autograd.profiling.backward_run import TaskRun
 from mpgrad.autograd.profiling.ranges import RUNNING, current_run
 from mpgrad.autograd.running.hook_nodes import HooksBefore, Rule, rule_of
@@ -22,8 +22,8 @@ from mpgrad.calls.custom_functions.attributes import are_scalars, name_set
 from mpgrad.calls.custom_functions.run_on import is_tried, keep_changing, keep_in_client, note_tried
 from mpgrad.engine.blas import blas_limit
 from mpgrad.engine.client_changes import ReadsOfWorkers, StaleSaved
+from mpgrad.engine.cost_learning import durations_us
 from mpgrad.engine.graph_submission import GraphSubmission, RunOwn
-from mpgrad.engine.learning import durations_us
 from mpgrad.engine.local import claim
 from mpgrad.engine.local_tasks import LocalTask
 from mpgrad.engine.placement import Placed

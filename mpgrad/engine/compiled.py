@@ -17,7 +17,7 @@ from collections import deque
 from typing import Any, Protocol
 
 from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph, expected_of
-from mpgrad.autograd.functions.call_sites import call_in_words
+from mpgrad.autograd.function_nodes.call_sites import call_in_words
 from mpgrad.autograd.running.validate_outputs import add_notes
 from mpgrad.base.generated_code import compiled, forget
 from mpgrad.engine.graph_source import GraphSource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpgrad.base import config
 from mpgrad.base.start_deadline import StartDeadline, Verdict, cause_of_stop, notice_of_stop
-from mpgrad.engine.processes import CoordinatorProcess
+from mpgrad.engine.coordinator_start import CoordinatorProcess
 
 #: The longest wait in milliseconds.
 WAIT_MS = 1000

@@ -29,10 +29,10 @@ from mpgrad.recording.tensors.tensor import Tensor
 if TYPE_CHECKING:
     from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
     from mpgrad.engine.cluster.host_calls import HostCalls
+    from mpgrad.engine.coordinator_start import CoordinatorProcess
     from mpgrad.engine.engine_statistics import EngineStatistics
     from mpgrad.engine.execution import Execution
     from mpgrad.engine.explanation import Explanation
-    from mpgrad.engine.processes import CoordinatorProcess
 
 
 class Engine:
@@ -317,7 +317,7 @@ def _unknown_option(name: str, known: Sequence[str]) -> str:
 def _spawn(options: EngineOptions) -> CoordinatorProcess:
     """A new coordinator. The code that starts it is loaded when it is needed."""
     with collector_held():
-        from mpgrad.engine.processes import CoordinatorProcess
+        from mpgrad.engine.coordinator_start import CoordinatorProcess
 
         return CoordinatorProcess(options)
 

@@ -54,7 +54,7 @@ from mpgrad.wire.schema import Processes
 
 if TYPE_CHECKING:
     from mpgrad.engine.cluster.host_calls import HostCalls
-    from mpgrad.engine.processes import CoordinatorProcess
+    from mpgrad.engine.coordinator_start import CoordinatorProcess
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mpgrad.autograd.frozen_graphs.costs import is_measured
-from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.function_nodes.function_node import FunctionNode
 from mpgrad.base.duration_text import duration
 from mpgrad.base.html_text import html_table, preformatted
 from mpgrad.engine.comparing import dear_comparisons

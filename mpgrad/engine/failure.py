@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
-from mpgrad.autograd.functions.call_sites import call_in_words
+from mpgrad.autograd.function_nodes.call_sites import call_in_words
 from mpgrad.base import machine
 from mpgrad.base.user_frames import stack_without_ours
 from mpgrad.calls.fork_function import branch_in_words

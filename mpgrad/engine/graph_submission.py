@@ -19,7 +19,7 @@ from mpgrad.arrays.cuda.device_arrays import is_array
 from mpgrad.arrays.cuda.device_submission import DeviceSubmission
 from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.functions.function_node import (
+from mpgrad.autograd.function_nodes.function_node import (
     ContextDescription,
     FunctionNode,
     PortableContext,
@@ -31,7 +31,7 @@ from mpgrad.calls.custom_functions.run_on import SerializedCode
 from mpgrad.calls.fork_function import Fork, arrays_to_send, holder_of
 from mpgrad.calls.initializing import Initializer
 from mpgrad.calls.packing import rule_of
-from mpgrad.engine.learning import wants_times
+from mpgrad.engine.cost_learning import wants_times
 from mpgrad.engine.packed_arrays import PackedArrays
 from mpgrad.engine.preparation import PreparedGraph
 from mpgrad.engine.raised_on_worker import RaisedOnWorker, is_guess
@@ -56,7 +56,7 @@ from mpgrad.wire.programs import (
 )
 
 if TYPE_CHECKING:
-    from mpgrad.engine.processes import CoordinatorProcess
+    from mpgrad.engine.coordinator_start import CoordinatorProcess
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

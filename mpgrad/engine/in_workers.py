@@ -29,10 +29,10 @@ from mpgrad.base.processor_use import processor_use
 from mpgrad.calls.custom_functions.loading import load_attributes
 from mpgrad.engine.calls_in_workers import note_processes
 from mpgrad.engine.client_worker import ClientWorker
+from mpgrad.engine.cost_learning import learn, teach, that_ran
 from mpgrad.engine.engine_statistics import Counters
 from mpgrad.engine.failure import cause_of
 from mpgrad.engine.graph_submission import GraphSubmission, RunOwn
-from mpgrad.engine.learning import learn, teach, that_ran
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.placement import Placed
 from mpgrad.engine.preparation import PreparedGraph

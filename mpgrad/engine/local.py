@@ -15,15 +15,15 @@ from typing import Any
 from mpgrad.arrays.cuda.device_arrays import CUDA
 from mpgrad.autograd.frozen_graphs.cached_graphs import Remembered
 from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph, Rest, rest_of
-from mpgrad.autograd.functions.call_sites import call_in_words
+from mpgrad.autograd.function_nodes.call_sites import call_in_words
 from mpgrad.autograd.higher_order.recording import has_only_operators
 from mpgrad.autograd.profiling.ranges import RUNNING, current_run
 from mpgrad.autograd.running import engine_slot
 from mpgrad.autograd.running.collector import HELD_ABOVE, collector_held
 from mpgrad.autograd.running.node_loop import NodeLoop, Step
 from mpgrad.engine import compiled
+from mpgrad.engine.cost_learning import durations_us, teach
 from mpgrad.engine.graph_steps import GraphSteps
-from mpgrad.engine.learning import durations_us, teach
 from mpgrad.errors import add_note
 from mpgrad.recording.dispatch.operator_call import cpu
 from mpgrad.recording.graph.anomaly import explain_failure

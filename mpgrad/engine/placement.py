@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from mpgrad.arrays.cuda.device_arrays import get_default_device
 from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.functions.call_sites import CALL_S, WARN_CALL_S, SlowLoop, slow_loops
-from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.function_nodes.call_sites import CALL_S, WARN_CALL_S, SlowLoop, slow_loops
+from mpgrad.autograd.function_nodes.function_node import FunctionNode
 from mpgrad.base.device import CPU
 from mpgrad.base.user_frames import level_of_caller
 from mpgrad.calls.custom_functions.attributes import Look, are_scalars, look_at

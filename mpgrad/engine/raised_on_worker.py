@@ -18,7 +18,7 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from typing import Any
 
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.function_nodes.function_node import FunctionNode
 from mpgrad.base.user_frames import level_of_caller
 from mpgrad.calls.custom_functions.run_on import keep_changing, keep_in_client
 from mpgrad.engine.placement import note_said

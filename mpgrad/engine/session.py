@@ -16,8 +16,8 @@ from typing import Any, TypeAlias, TypeVar
 from mpgrad.autograd.running.deferred_interrupts import Interrupts
 from mpgrad.base.handles import Block, is_counted
 from mpgrad.base.hook_for_tests import hooked
+from mpgrad.engine.coordinator_start import CoordinatorProcess
 from mpgrad.engine.coordinator_watchdog import ASK_AFTER, WAIT_MS, CoordinatorWatchdog
-from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.errors import (
     CoordinatorLost,
     EngineClosed,

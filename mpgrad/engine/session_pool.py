@@ -20,8 +20,8 @@ from mpgrad.autograd.running.running_backward import innermost
 from mpgrad.base.handles import Block, GradientRef, is_counted
 from mpgrad.calls.initializing import Initializer
 from mpgrad.engine.blas import let_idle_threads_sleep
+from mpgrad.engine.coordinator_start import CoordinatorProcess
 from mpgrad.engine.kernel_limits import FOR_SESSION, require_descriptors, require_same_user
-from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.session import Session
 from mpgrad.errors import BytesCorrupted, CoordinatorLost, EngineClosed, add_note
 from mpgrad.recording.graph.node import InputMetadata

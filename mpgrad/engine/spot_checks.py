@@ -19,7 +19,7 @@ import numpy as np
 
 from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.functions.function_node import FunctionNode, run_function_backward
+from mpgrad.autograd.function_nodes.function_node import FunctionNode, run_function_backward
 from mpgrad.autograd.running import engine_slot
 from mpgrad.base.device import CPU
 from mpgrad.calls.custom_functions.attributes import pack_attributes

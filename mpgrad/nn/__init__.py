@@ -5,6 +5,8 @@ Not here: the operators that layers consist of (``ops.neural``). Begin with ``mo
 
 from __future__ import annotations
 
+import sys as _sys
+
 # Layers hand out Tensors, which must have their methods.
 import mpgrad.tensor_methods  # noqa: F401  isort: skip
 
@@ -30,6 +32,7 @@ from mpgrad.nn.activations import (
     Sigmoid,
     SiLU,
     Softmax,
+    Softmax2d,
     Softmin,
     Softplus,
     Softshrink,
@@ -57,6 +60,7 @@ from mpgrad.nn.convolution_layers import (
     ConvTranspose2d,
     ConvTranspose3d,
 )
+from mpgrad.nn.distance_layers import CosineSimilarity, PairwiseDistance
 from mpgrad.nn.dropout_layers import (
     AlphaDropout,
     Dropout1d,
@@ -65,10 +69,10 @@ from mpgrad.nn.dropout_layers import (
     FeatureAlphaDropout,
     RReLU,
 )
-from mpgrad.nn.embedding_layers import Embedding
+from mpgrad.nn.embedding_layers import Embedding, EmbeddingBag
 from mpgrad.nn.group_norm_layers import GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
 from mpgrad.nn.layer_norm import LayerNorm, LocalResponseNorm, RMSNorm
-from mpgrad.nn.layers import Dropout, Flatten, Identity, Linear, Unflatten
+from mpgrad.nn.layers import Bilinear, Dropout, Flatten, Identity, Linear, Unflatten
 from mpgrad.nn.lazy_layers import (
     LazyBatchNorm1d,
     LazyBatchNorm2d,
@@ -104,73 +108,65 @@ from mpgrad.nn.losses import (
     TripletMarginLoss,
 )
 from mpgrad.nn.module import Module
-from mpgrad.nn.pairing_layers import (
-    Bilinear,
-    ChannelShuffle,
-    CosineSimilarity,
-    EmbeddingBag,
-    Fold,
-    PairwiseDistance,
-    Softmax2d,
-    Unfold,
-)
-from mpgrad.nn.parallel import DataParallel, Parallel
-from mpgrad.nn.parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
-from mpgrad.nn.parameter_containers import ParameterDict, ParameterList
-from mpgrad.nn.pooling_kind_layers import (
-    AdaptiveAvgPool3d,
-    AdaptiveMaxPool1d,
-    AdaptiveMaxPool2d,
-    AdaptiveMaxPool3d,
-    AvgPool3d,
-    FractionalMaxPool2d,
-    FractionalMaxPool3d,
-    LPPool1d,
-    LPPool2d,
-    LPPool3d,
-    MaxPool3d,
-    MaxUnpool1d,
-    MaxUnpool2d,
-    MaxUnpool3d,
-)
-from mpgrad.nn.pooling_layers import (
-    AdaptiveAvgPool1d,
-    AdaptiveAvgPool2d,
-    AvgPool1d,
-    AvgPool2d,
-    MaxPool1d,
-    MaxPool2d,
-)
-from mpgrad.nn.recurrent import GRU, LSTM, RNN
-from mpgrad.nn.recurrent_cells import GRUCell, LSTMCell, RNNCell
-from mpgrad.nn.resizing import (
+from mpgrad.nn.padding_layers import (
     CircularPad1d,
     CircularPad2d,
     CircularPad3d,
     ConstantPad1d,
     ConstantPad2d,
     ConstantPad3d,
-    PixelShuffle,
-    PixelUnshuffle,
     ReflectionPad1d,
     ReflectionPad2d,
     ReflectionPad3d,
     ReplicationPad1d,
     ReplicationPad2d,
     ReplicationPad3d,
-    Upsample,
-    UpsamplingBilinear2d,
-    UpsamplingNearest2d,
     ZeroPad1d,
     ZeroPad2d,
     ZeroPad3d,
 )
+from mpgrad.nn.parallel import DataParallel, Parallel
+from mpgrad.nn.parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
+from mpgrad.nn.parameter_containers import ParameterDict, ParameterList
+from mpgrad.nn.patch_layers import Fold, Unfold
+from mpgrad.nn.pooling_layers import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d,
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    FractionalMaxPool2d,
+    FractionalMaxPool3d,
+    LPPool1d,
+    LPPool2d,
+    LPPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+    MaxUnpool1d,
+    MaxUnpool2d,
+    MaxUnpool3d,
+)
+from mpgrad.nn.recurrent import GRU, LSTM, RNN
+from mpgrad.nn.recurrent_cells import GRUCell, LSTMCell, RNNCell
 from mpgrad.nn.transformer import (
     Transformer,
     TransformerDecoder,
     TransformerDecoderLayer,
     TransformerEncoder,
     TransformerEncoderLayer,
+)
+from mpgrad.nn.upsampling_layers import (
+    ChannelShuffle,
+    PixelShuffle,
+    PixelUnshuffle,
+    Upsample,
+    UpsamplingBilinear2d,
+    UpsamplingNearest2d,
 )
 
 __all__ = [
@@ -345,3 +341,11 @@ __all__ = [
 
 # It stands on the layers above, which know who the ranks are.
 __getattr__, __dir__ = _attach(__name__, {"SyncBatchNorm": "mpgrad.distributed.sync_batch_norm"})
+
+# Pickles of earlier releases name modules whose classes stand elsewhere now.
+_sys.modules.update(
+    {
+        f"{__name__}.{old}": _sys.modules[__name__]
+        for old in ("pairing_layers", "pooling_kind_layers", "resizing")
+    }
+)

@@ -341,3 +341,17 @@ class Softmin(Softmax):
     def forward(self, input: Tensor) -> Tensor:
         """Same shape."""
         return F.softmin(input, self.dim, _stacklevel=5)
+
+
+class Softmax2d(Module):
+    """Softmax over the channels of images.
+
+    Raises:
+        ValueError: the input has neither three nor four dimensions.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(batch, channels, height, width), same shape."""
+        if input.ndim not in (3, 4):
+            raise ValueError(f"Softmax2d: expected input to be 3D or 4D, got {input.ndim}D instead")
+        return F.softmax(input, -3)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.functions.context import FunctionContext
+from mpgrad.autograd.function_nodes.context import FunctionContext
 from mpgrad.recording.graph.grad_modes import is_grad_enabled
 from mpgrad.recording.graph.node import Node
 from mpgrad.recording.tensors.tensor import Tensor

@@ -1,4 +1,4 @@
-"""Embedding: a table with a learned vector for each index."""
+"""Embedding and EmbeddingBag: a table with a learned vector for each index."""
 
 from __future__ import annotations
 
@@ -112,4 +112,94 @@ class Embedding(Module):
         ):
             if getattr(self, name) != usual:
                 parts.append(f"{name}={getattr(self, name)}")
+        return ", ".join(parts)
+
+
+class EmbeddingBag(Module):
+    """The sum, mean or maximum of rows of a table; see ``mg.nn.functional.embedding_bag``."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        _weight: Tensor | None = None,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.max_norm, self.norm_type = max_norm, norm_type
+        self.scale_grad_by_freq, self.mode, self.sparse = scale_grad_by_freq, mode, sparse
+        self.include_last_offset = include_last_offset
+        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        if _weight is None:
+            shape = (num_embeddings, embedding_dim)
+            self.weight = Parameter(empty(shape, dtype=dtype, device=device))
+            self.reset_parameters()
+        else:
+            self.weight = Parameter(_weight)
+
+    @classmethod
+    def from_pretrained(
+        cls, embeddings: Tensor, freeze: bool = True, **options: Any
+    ) -> EmbeddingBag:
+        """A table that shares the memory of ``embeddings``; ``freeze``: do not train it.
+
+        Raises:
+            AssertionError: ``embeddings`` is no matrix.
+        """
+        if embeddings.ndim != 2:
+            raise AssertionError("Embeddings parameter is expected to be 2-dimensional")
+        rows, features = embeddings.shape
+        layer = cls(rows, features, _weight=embeddings.detach(), **options)
+        layer.weight.requires_grad_(not freeze)
+        return layer
+
+    def reset_parameters(self) -> None:
+        """Normal of mean 0 and variance 1, and zeros for padding."""
+        init.normal_(self.weight)
+        if self.padding_idx is not None:
+            with no_grad():
+                self.weight[self.padding_idx].zero_()
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """(bags, indices of each), or a row with ``offsets`` -> (bags, embedding_dim)."""
+        return F.embedding_bag(
+            input,
+            self.weight,
+            offsets,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.mode,
+            self.sparse,
+            per_sample_weights,
+            self.include_last_offset,
+            self.padding_idx,
+        )
+
+    def extra_repr(self) -> str:
+        parts = [f"{self.num_embeddings}, {self.embedding_dim}"]
+        for name, usual in (
+            ("max_norm", None),
+            ("norm_type", 2.0),
+            ("scale_grad_by_freq", False),
+        ):
+            if getattr(self, name) != usual:
+                parts.append(f"{name}={getattr(self, name)}")
+        parts.append(f"mode={self.mode!r}")
+        if self.padding_idx is not None:
+            parts.append(f"padding_idx={self.padding_idx}")
         return ", ".join(parts)

@@ -8,6 +8,7 @@ from mpgrad.ops.calling.out_argument import publish as _publish
 from mpgrad.ops.elementwise.transcendental import sigmoid, tanh
 from mpgrad.ops.linear_algebra.matrix_products import linear
 from mpgrad.ops.linear_algebra.norms import cosine_similarity, normalize
+from mpgrad.ops.linear_algebra.pairwise_products import bilinear, pdist
 from mpgrad.ops.neural.activation import elu, gelu, leaky_relu, logsigmoid, relu, silu, softplus
 from mpgrad.ops.neural.adaptive_pooling import (
     adaptive_max_pool1d,
@@ -55,6 +56,7 @@ from mpgrad.ops.neural.composed_activations import (
 from mpgrad.ops.neural.convolution import conv2d
 from mpgrad.ops.neural.dropout import dropout
 from mpgrad.ops.neural.embedding import embedding, one_hot
+from mpgrad.ops.neural.embedding_bag import embedding_bag
 from mpgrad.ops.neural.fractional_pooling import fractional_max_pool2d, fractional_max_pool3d
 from mpgrad.ops.neural.grid_sample import affine_grid, grid_sample
 from mpgrad.ops.neural.group_norm import group_norm, instance_norm
@@ -70,6 +72,7 @@ from mpgrad.ops.neural.in_place_activations import (
     threshold_,
 )
 from mpgrad.ops.neural.interpolation import (
+    channel_shuffle,
     interpolate,
     pixel_shuffle,
     pixel_unshuffle,
@@ -84,28 +87,29 @@ from mpgrad.ops.neural.loss import (
     binary_cross_entropy_with_logits,
     cross_entropy,
     kl_div,
-    l1_loss,
-    mse_loss,
     nll_loss,
-    smooth_l1_loss,
 )
 from mpgrad.ops.neural.margin_loss import (
     cosine_embedding_loss,
-    gaussian_nll_loss,
     hinge_embedding_loss,
-    huber_loss,
     margin_ranking_loss,
     multilabel_soft_margin_loss,
     pairwise_distance,
-    poisson_nll_loss,
     soft_margin_loss,
     triplet_margin_loss,
 )
 from mpgrad.ops.neural.multi_head_attention import multi_head_attention_forward
 from mpgrad.ops.neural.normalization import batch_norm, layer_norm
-from mpgrad.ops.neural.pairings import bilinear, channel_shuffle, embedding_bag, pdist
 from mpgrad.ops.neural.patches import fold, unfold
 from mpgrad.ops.neural.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from mpgrad.ops.neural.regression_loss import (
+    gaussian_nll_loss,
+    huber_loss,
+    l1_loss,
+    mse_loss,
+    poisson_nll_loss,
+    smooth_l1_loss,
+)
 from mpgrad.ops.neural.rms_norm import local_response_norm, rms_norm
 from mpgrad.ops.neural.scaled_dot_product import scaled_dot_product_attention
 from mpgrad.ops.neural.volumes import (

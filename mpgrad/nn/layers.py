@@ -1,4 +1,4 @@
-"""Layers with weights, and those that only reshape or thin out: Linear, Flatten, Dropout."""
+"""Layers with weights, and those that only reshape or thin out: Linear, Bilinear, Dropout."""
 
 from __future__ import annotations
 
@@ -138,3 +138,48 @@ class Dropout(Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}, inplace={self.inplace}"
+
+
+class Bilinear(Module):
+    """``input1 @ weight[k] @ input2 + bias[k]``; see ``mg.nn.functional.bilinear``.
+
+    Raises:
+        ValueError: ``in1_features`` is not positive.
+    """
+
+    bias: Parameter | None
+
+    def __init__(
+        self,
+        in1_features: int,
+        in2_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if in1_features <= 0:
+            raise ValueError(f"in1_features must be > 0, but got {in1_features}")
+        self.in1_features, self.in2_features = in1_features, in2_features
+        self.out_features = out_features
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.weight = Parameter(empty((out_features, in1_features, in2_features), **made))
+        self.register_parameter("bias", Parameter(empty(out_features, **made)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform within ``1 / sqrt(in1_features)``."""
+        bound = 1 / math.sqrt(self.in1_features)
+        for parameter in self.parameters():
+            init.uniform_(parameter, -bound, bound)
+
+    def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
+        """(..., in1_features), (..., in2_features) -> (..., out_features)."""
+        return F.bilinear(input1, input2, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in1_features={self.in1_features}, in2_features={self.in2_features}, "
+            f"out_features={self.out_features}, bias={self.bias is not None}"
+        )

@@ -34,6 +34,7 @@ from mpgrad.ops.neural import (  # noqa: F401
     normalization,
     pooling,
     recurrent_layers,
+    regression_loss,
 )
 from mpgrad.ops.reductions import (  # noqa: F401
     counting,

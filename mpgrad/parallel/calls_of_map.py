@@ -11,13 +11,13 @@ import numpy as np
 from mpgrad.arrays.cpu.array_program import TRACING
 from mpgrad.arrays.cuda.device_arrays import CUDA
 from mpgrad.autograd.profiling.ranges import FUNCTION, WAITING, span
-from mpgrad.calls.array_library import ArrayLibrary, draw_seed
+from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.branch import has_history, record
 from mpgrad.calls.call import BranchCall, InputKind, Item, Ran
 from mpgrad.calls.context_variables import of_packages
 from mpgrad.calls.fork_function import IN_CLIENT, Ended, Lifetime, new_number
-from mpgrad.calls.item_generators import Drawn, let_go_on
 from mpgrad.calls.kept_branches import BRANCHES
+from mpgrad.calls.random_numbers import Drawn, draw_seed, let_go_on
 from mpgrad.calls.results import load_result
 from mpgrad.calls.travel import Sender, travels
 from mpgrad.calls.unpicklable import why_it_does_not_travel

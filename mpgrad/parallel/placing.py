@@ -11,9 +11,9 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 from mpgrad.autograd.running import engine_slot
-from mpgrad.calls.branch import generators_kept
 from mpgrad.calls.fork_function import Lifetime
 from mpgrad.calls.map_time import MapTime
+from mpgrad.calls.random_numbers import generators_kept
 from mpgrad.engine.choice import Mode, Prediction
 from mpgrad.engine.engine import current_engine
 from mpgrad.scheduler.cost_model import CostModel

@@ -38,6 +38,7 @@ from mpgrad.ops.linear_algebra import (
     matrix_products,
     norms,
     packed_factors,
+    pairwise_products,
 )
 from mpgrad.ops.neural import activation, composed_activations
 from mpgrad.ops.new_tensors import interchange
@@ -297,7 +298,8 @@ _FAMILIES: tuple[tuple[Any, str], ...] = (
     (ordering, ""),
     (complex_numbers, "complex imag polar real view_as_complex view_as_real"),
     (matrix_products, "linear tensordot"),
-    (tiles_and_pairs, "atleast_1d atleast_2d atleast_3d cartesian_prod cdist"),
+    (tiles_and_pairs, "atleast_1d atleast_2d atleast_3d cartesian_prod"),
+    (pairwise_products, "bilinear cdist pdist"),
     (matrices, "inv multi_dot solve"),
     (counting, "bucketize isin searchsorted"),
     (piecewise, ""),

@@ -32,6 +32,7 @@ from mpgrad.ops.linear_algebra import (
     matrices,
     matrix_norms,
     matrix_products,
+    pairwise_products,
 )
 from mpgrad.ops.reductions import extrema, ordering, products, reduction
 from mpgrad.ops.shapes import joining, tiles_and_pairs
@@ -169,7 +170,7 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.triu: lambda m, k=0: selection.triu(m, k),
     np.outer: lambda a, b: matrix_products.outer(*(shapes.flatten(_operand(x)) for x in (a, b))),
     np.inner: lambda a, b: matrix_products.inner(_operand(a), _operand(b)),
-    np.kron: lambda a, b: tiles_and_pairs.kron(_operand(a), _operand(b)),
+    np.kron: lambda a, b: pairwise_products.kron(_operand(a), _operand(b)),
     np.tensordot: lambda a, b, axes=2: matrix_products.tensordot(_operand(a), _operand(b), axes),
     np.linalg.inv: lambda a: matrices.inv(a),
     np.linalg.det: lambda a: matrices.det(a),

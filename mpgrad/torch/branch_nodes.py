@@ -29,7 +29,7 @@ from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.branch_gradients import differentiate, require_unsaved
 from mpgrad.calls.call import Derivative, Ran
 from mpgrad.calls.fork_function import IN_CLIENT, gone
-from mpgrad.calls.kept_branches import made_again
+from mpgrad.calls.made_again import made_again
 from mpgrad.engine.calls_in_workers import Answered, Request
 from mpgrad.engine.submitter import is_serving_thread
 from mpgrad.parallel import placing

@@ -88,8 +88,8 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     device_board_fd: int = -1
     #: The processors that it is bound to; empty: all that the coordinator may use.
     cpus: tuple[int, ...] = ()
-    #: For a template of workers (``wire.template``): its end of the connection, and the modules
-    #: that it loads.
+    #: For a template of workers (``wire.template_messages``): its end of the connection, and the
+    #: modules that it loads.
     template_fd: int = -1
     preload: tuple[str, ...] = ()
 

@@ -15,7 +15,8 @@ from mpgrad.calls.branch import Branch, has_history, record
 from mpgrad.calls.branch_gradients import differentiate
 from mpgrad.calls.call import BranchCall
 from mpgrad.calls.fork_function import gone
-from mpgrad.calls.kept_branches import BRANCHES, made_again
+from mpgrad.calls.kept_branches import BRANCHES
+from mpgrad.calls.made_again import made_again
 from mpgrad.calls.packing import call_of, derivative_of
 from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.shm.digest import digest_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import mpgrad.ops.catalogue  # noqa: F401  (registers every operator)
 from mpgrad.arrays.cpu.column_parts import Parts
-from mpgrad.autograd.functions.function_node import (
+from mpgrad.autograd.function_nodes.function_node import (
     ContextDescription,
     PortableContext,
     run_function_backward,
@@ -44,8 +44,8 @@ from mpgrad.wire.programs import (
     decode_plain,
     decode_wiring,
 )
+from mpgrad.workers.draw_detection import RandomDraws
 from mpgrad.workers.private_arrays import PrivateArrays
-from mpgrad.workers.random_draws import RandomDraws
 from mpgrad.workers.worker_memory import WorkerMemory
 
 if TYPE_CHECKING:

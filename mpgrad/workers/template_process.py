@@ -1,4 +1,4 @@
-"""fork_workers(): what the template of workers does, see ``wire.template``."""
+"""fork_workers(): what the template of workers does, see ``wire.template_messages``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from mpgrad.wire.environment import restore_environment
 from mpgrad.wire.setup import WorkerSetup, begin_child, group_signals_held
-from mpgrad.wire.template import READY, answer, next_request, read_to_end
+from mpgrad.wire.template_messages import READY, answer, next_request, read_to_end
 
 #: What a worker loads when it starts, and for its first call and that call's backward.
 _OF_EACH_WORKER = (

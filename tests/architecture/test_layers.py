@@ -50,10 +50,10 @@ FACE = (
 LATE = {
     ("arrays/cuda/device_arrays.py", "mpgrad.arrays.cuda.cuda_backend"): "few machines have a GPU",
     ("arrays/cuda/gpu_workers.py", "mpgrad.arrays.cuda.client_devices"): "few machines have a GPU",
-    ("engine/processes.py", "mpgrad.arrays.cuda.client_devices"): "few machines have a GPU",
+    ("engine/coordinator_start.py", "mpgrad.arrays.cuda.client_devices"): "few machines have a GPU",
     ("workers/worker_parts.py", "mpgrad.workers.gpu_worker"): "few machines have a GPU",
     ("engine/engine.py", "mpgrad.engine.execution"): "`import mpgrad` and forward need no engine",
-    ("engine/engine.py", "mpgrad.engine.processes"): "`local` needs no processes",
+    ("engine/engine.py", "mpgrad.engine.coordinator_start"): "`local` needs no processes",
     ("engine/engine.py", "mpgrad.engine.cluster.ray_hosts"): "few engines have a cluster",
     ("engine/execution.py", "mpgrad.engine.cluster.branches_ahead"): "few engines have a cluster",
     ("wire/endpoint.py", "mpgrad.wire.zeromq"): "a process that has no engine loads no ZeroMQ",
@@ -64,7 +64,10 @@ LATE = {
     ("workers/rules.py", "mpgrad.autograd.higher_order.backward_of"): "create_graph only",
     ("workers/task.py", "mpgrad.workers.calls"): "calls forward only",
     ("workers/task.py", "mpgrad.calls.initializing"): "Engine(initializer=...) only",
-    ("coordinator/supervisor.py", "mpgrad.coordinator.watchdog"): "the workers start before that",
+    (
+        "coordinator/supervisor.py",
+        "mpgrad.coordinator.worker_watchdog",
+    ): "the workers start before that",
 }
 
 #: Foreign library -> the only files that may import it.

@@ -693,7 +693,7 @@ class TestRunOnWorker:
     def test_what_cannot_is_packed_once(self, custom, monkeypatch):
         module = custom("value = SCALE", "SCALE = 2.0", 'run_on = "worker"')
         before = code_id(module.Custom)
-        monkeypatch.setattr(decisions, "_dump", None)
+        monkeypatch.setattr(decisions, "dump", None)
         assert code_id(module.Custom) == before
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpgrad.coordinator.watchdog import Deadlines
+from mpgrad.coordinator.worker_watchdog import Deadlines
 from mpgrad.scheduler.events import DeadlinePassed
 from mpgrad.scheduler.instructions import SetDeadline
 

@@ -10,7 +10,7 @@ import pytest
 
 from mpgrad.base.processor_use import ProcessorUse, processor_use
 from mpgrad.base.start_deadline import StartDeadline, Verdict
-from mpgrad.coordinator.watchdog import TICK_S, StartWatch
+from mpgrad.coordinator.worker_watchdog import TICK_S, StartWatch
 
 NS = 1_000_000_000
 

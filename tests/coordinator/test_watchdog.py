@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from mpgrad.coordinator.watchdog import IDLE_LIMIT_S, STOPPED_LIMIT_S, TICK_S, Sight, Watchdog
+from mpgrad.coordinator.worker_watchdog import (
+    IDLE_LIMIT_S,
+    STOPPED_LIMIT_S,
+    TICK_S,
+    Sight,
+    Watchdog,
+)
 from mpgrad.scheduler.events import WorkerHung
 
 TASK, NEXT = (0, 3, 1), (0, 4, 1)

@@ -1,4 +1,7 @@
-"""Marks the tests that start ranks: ``scripts/test -m hosts`` runs them."""
+"""Marks the tests that start ranks: ``scripts/test -m hosts`` runs them.
+
+`distributed` is changed only where it has a fault. So those that take long run with ``-m long``.
+"""
 
 from __future__ import annotations
 
@@ -13,3 +16,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == Path(__file__).parent and item.get_closest_marker("process"):
             item.add_marker(pytest.mark.hosts)
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.long)

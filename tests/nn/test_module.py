@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -243,3 +245,16 @@ def test_parts_are_found_by_their_names() -> None:
     ):
         with pytest.raises(AttributeError, match=r"gamma|weight|1"):
             find(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["pairing_layers Fold", "pooling_kind_layers MaxPool3d", "resizing ZeroPad2d"]
+)
+def test_pickles_of_classes_that_have_moved(name: str) -> None:
+    module, cls = name.split()
+    source = f"import pickle; print(pickle.loads(b'cmpgrad.nn.{module}\\n{cls}\\n.').__module__)"
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("mpgrad.nn.")
+    assert module not in done.stdout

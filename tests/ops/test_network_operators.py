@@ -13,9 +13,10 @@ from mpgrad.ops.neural.activation import log_softmax
 from mpgrad.ops.neural.convolution import conv2d
 from mpgrad.ops.neural.dropout import dropout
 from mpgrad.ops.neural.fractional_pooling import fractional_max_pool2d
-from mpgrad.ops.neural.loss import cross_entropy, mse_loss, nll_loss
+from mpgrad.ops.neural.loss import cross_entropy, nll_loss
 from mpgrad.ops.neural.normalization import batch_norm, layer_norm
 from mpgrad.ops.neural.pooling import max_pool2d
+from mpgrad.ops.neural.regression_loss import mse_loss
 from mpgrad.ops.new_tensors import creation
 from mpgrad.ops.reductions.reduction import logsumexp
 from tests.ops.serial_backward import gradients

@@ -87,9 +87,9 @@ def kill_at(patch: pytest.MonkeyPatch, points: str) -> None:
 def hook(process: str, part: Any) -> Any:
     """``part`` of this process, which dies at its points: see ``mpgrad.base.hook_for_tests``."""
     if process == "coordinator" and STOPPED_LIMIT in os.environ:
-        from mpgrad.coordinator import watchdog
+        from mpgrad.coordinator import worker_watchdog
 
-        watchdog.STOPPED_LIMIT_S = float(os.environ[STOPPED_LIMIT])
+        worker_watchdog.STOPPED_LIMIT_S = float(os.environ[STOPPED_LIMIT])
     if not any(points_of(process)):
         return part
     if process == "worker":

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.calls.state import ReachedState
+from mpgrad.calls.reached_state import ReachedState
 from mpgrad.errors import MpgradError
 from mpgrad.parallel import placing
 from mpgrad.shm.digest import CHECKSUM_BYTES_MAX, digest_of

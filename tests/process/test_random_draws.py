@@ -13,7 +13,7 @@ import pytest
 
 import mpgrad as mg
 from mpgrad.errors import PerformanceWarning
-from mpgrad.workers.random_draws import RandomDraws
+from mpgrad.workers.draw_detection import RandomDraws
 
 DRAWS: dict[str, list[Callable[[], Any]]] = {
     "random": [random.random, lambda: random.seed(3), lambda: random.gauss(0, 1)],
@@ -46,7 +46,7 @@ def test_generators_of_their_own() -> None:
 
 def test_modules_that_are_imported_meanwhile() -> None:
     program = """
-from mpgrad.workers.random_draws import RandomDraws
+from mpgrad.workers.draw_detection import RandomDraws
 import sys
 assert "numpy.random.mtrand" not in sys.modules
 first = RandomDraws()

@@ -105,7 +105,7 @@ if __name__ == "__main__":
 def test_an_engine_where_the_last_addresses_are_free(run_script: RunScript) -> None:
     script = """
 import mpgrad as mg
-from mpgrad.engine.processes import ENGINE_ARENA_BYTES
+from mpgrad.engine.coordinator_start import ENGINE_ARENA_BYTES
 from mpgrad.shm.segment import Segment
 if __name__ == "__main__":
     x = mg.ones(320, 320, requires_grad=True)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import mpgrad as mg
-from mpgrad.autograd.functions.context import FunctionContext
-from mpgrad.autograd.functions.function_node import run_function_backward
+from mpgrad.autograd.function_nodes.context import FunctionContext
+from mpgrad.autograd.function_nodes.function_node import run_function_backward
 from mpgrad.recording.graph.node import InputMetadata
 from mpgrad.recording.tensors import copy_on_write
 from tests.semantics.functions import double

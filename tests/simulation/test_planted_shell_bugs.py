@@ -13,7 +13,7 @@ import pytest
 from mpgrad.base.handles import ENGINE_ARENA, Block
 from mpgrad.coordinator.coordinator import Coordinator
 from mpgrad.coordinator.supervisor import Supervisor
-from mpgrad.coordinator.watchdog import Deadlines, Watchdog
+from mpgrad.coordinator.worker_watchdog import Deadlines, Watchdog
 from mpgrad.engine import coordinator_watchdog, session
 from mpgrad.engine.coordinator_watchdog import CoordinatorWatchdog
 from mpgrad.engine.session import Session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpgrad.calls import branch, kept_branches, own_tensors
+from mpgrad.calls import branch, kept_branches, made_again, own_tensors
 
 
 def an_old_branch(process: str, part: Any) -> Any:
@@ -25,12 +25,12 @@ def another_seed_after_eviction(process: str, part: Any) -> Any:
     """No branch is kept, and one that is made again draws other numbers, which its digest shows."""
     if process == "worker":
         kept_branches.Branches.put = lambda *_: None  # type: ignore[method-assign]
-        right = kept_branches.record
+        right = made_again.record
 
         def wrong(call: Any, inputs: Any, **options: Any) -> Any:
             return right(call._replace(seed=tuple([n + 1 for n in call.seed])), inputs, **options)
 
-        kept_branches.record = wrong
+        made_again.record = wrong
     return part
 
 

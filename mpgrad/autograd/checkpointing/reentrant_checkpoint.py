@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from mpgrad.autograd.backward import backward
 from mpgrad.autograd.function import Function
-from mpgrad.autograd.functions.context import FunctionContext
+from mpgrad.autograd.function_nodes.context import FunctionContext
 from mpgrad.autograd.running.running_backward import checkpoint_is_valid
 from mpgrad.ops.generators import fork_rng, get_rng_state, set_rng_state
 from mpgrad.recording.graph.grad_modes import enable_grad

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
-from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.function_nodes.function_node import FunctionNode
 from mpgrad.base.generated_code import compiled
 from mpgrad.recording.dispatch.operator_node import OperatorNode
 from mpgrad.recording.graph.node import Edge, InputMetadata, Node

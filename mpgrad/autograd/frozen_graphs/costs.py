@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from mpgrad.arrays.cpu import column_parts
-from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.function_nodes.function_node import FunctionNode
 from mpgrad.recording.dispatch.operator_node import OperatorNode
 from mpgrad.recording.graph.node import InputMetadata, Node
 from mpgrad.scheduler import tuning

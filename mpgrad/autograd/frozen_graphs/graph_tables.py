@@ -23,7 +23,7 @@ from mpgrad.autograd.frozen_graphs.frozen_graph import (
     Sink,
     WantedSink,
 )
-from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.function_nodes.function_node import FunctionNode
 from mpgrad.autograd.running.hook_nodes import (
     AccumulateNow,
     ClientNode,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.function_nodes.function_node import FunctionNode
 from mpgrad.autograd.higher_order.recording import mirrored_call
 from mpgrad.autograd.running.hook_nodes import add_to_grad
 from mpgrad.recording.dispatch.operator_call import call

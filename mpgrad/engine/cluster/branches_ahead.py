@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
-from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.function_nodes.function_node import FunctionNode
 from mpgrad.autograd.running.deferred_interrupts import GRACE_MS
 from mpgrad.calls.call import Derivative
 from mpgrad.calls.fork_function import arrays_to_send, holder_of

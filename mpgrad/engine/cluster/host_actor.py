@@ -25,10 +25,10 @@ from mpgrad.calls.travel import Receiver
 from mpgrad.engine.calls_in_workers import Answered, Request
 from mpgrad.engine.cluster.host_contract import Greeting, Reply
 from mpgrad.engine.cluster.host_tasks import HostTask, SentCall, in_arena
+from mpgrad.engine.coordinator_start import CoordinatorProcess
 from mpgrad.engine.execution import Execution
 from mpgrad.engine.options import EngineOptions
 from mpgrad.engine.packed_arrays import PackedArrays
-from mpgrad.engine.processes import CoordinatorProcess
 from mpgrad.engine.submitter import UNWANTED, Submission
 from mpgrad.errors import EngineClosed
 from mpgrad.wire.captured_state import CapturedState, StateFields

@@ -22,13 +22,13 @@ from mpgrad.ops.linear_algebra.factorizations import qr as reduced_qr
 from mpgrad.ops.linear_algebra.factorizations import svd as svd_of
 from mpgrad.ops.linear_algebra.matrices import check_square, inv, solve
 from mpgrad.ops.linear_algebra.matrix_products import matmul
+from mpgrad.ops.linear_algebra.pairwise_products import cross as cross_of
 from mpgrad.ops.new_tensors.creation import arange, eye
 from mpgrad.ops.new_tensors.device_moves import beside
 from mpgrad.ops.random import randn
 from mpgrad.ops.reductions.reduction import mean
 from mpgrad.ops.reductions.reduction import sum as sum_over
 from mpgrad.ops.shapes.shape import broadcast_to, clone, permute, reshape, unsqueeze
-from mpgrad.ops.shapes.tiles_and_pairs import cross as cross_of
 from mpgrad.recording.tensors.tensor import Tensor
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Images of other sizes: interpolation, and channels that become pixels."""
+"""Images of other sizes: interpolation, channels that become pixels, channels in another order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mpgrad.ops.neural.line_pooling import adaptive_avg_pool1d
 from mpgrad.ops.neural.pooling import adaptive_avg_pool2d
 from mpgrad.ops.neural.volumes import adaptive_avg_pool3d
 from mpgrad.ops.new_tensors.device_moves import beside
-from mpgrad.ops.shapes.shape import clone, permute, reshape, stack
+from mpgrad.ops.shapes.shape import clone, permute, reshape, stack, transpose
 from mpgrad.recording.tensors.tensor import Tensor
 
 #: Modes that weight neighbours, and the dimensions of the inputs that they take.
@@ -279,3 +279,28 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
         return clone(input)
     order = (*range(k), k, k + 2, k + 4, k + 1, k + 3)
     return reshape(permute(parts, order), (*batch, channels * r * r, height // r, width // r))
+
+
+def channel_shuffle(input: Tensor, groups: int) -> Tensor:
+    """The channels of ``groups`` groups in turn (Zhang et al., "ShuffleNet", 2018).
+
+    Args:
+        input: (batch, channels, ...).
+        groups: that divide the channels.
+
+    Raises:
+        RuntimeError: they do not, or ``input`` has fewer than three dimensions.
+    """
+    if input.ndim < 3:
+        raise RuntimeError(
+            f"channel_shuffle expects input with > 2 dims, but got input with sizes "
+            f"{list(input.shape)}"
+        )
+    if groups <= 0 or input.shape[1] % groups:
+        raise RuntimeError(
+            f"Number of channels must be divisible by groups. Got {input.shape[1]} channels and "
+            f"{groups} groups."
+        )
+    n, channels = input.shape[:2]
+    split = reshape(input, (n, groups, channels // groups, *input.shape[2:]))
+    return reshape(transpose(split, 1, 2), input.shape)

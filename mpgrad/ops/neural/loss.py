@@ -1,8 +1,7 @@
-"""Losses: negative log-likelihood, cross-entropy, squared and absolute errors."""
+"""Losses of classes and probabilities: negative log-likelihood, cross-entropy, divergence."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,14 @@ from mpgrad.arrays.cpu.array_program import value_check
 from mpgrad.arrays.cpu.cpu_indexing import INDEX
 from mpgrad.arrays.cuda.device_arrays import on_host
 from mpgrad.ops.by_index.indexing import getitem
-from mpgrad.ops.calling.promotion import cast, operands, refuse_complex
-from mpgrad.ops.elementwise.arithmetic import abs as absolute
-from mpgrad.ops.elementwise.arithmetic import add, div, mul, neg, square, sub
-from mpgrad.ops.elementwise.comparison import ge, logical_not, ne
+from mpgrad.ops.calling.promotion import cast, operands
+from mpgrad.ops.elementwise.arithmetic import add, div, mul, neg, sub
+from mpgrad.ops.elementwise.comparison import ne
 from mpgrad.ops.elementwise.minimum_maximum import where
 from mpgrad.ops.elementwise.transcendental import exp, xlogy
 from mpgrad.ops.neural.activation import log_softmax, logsigmoid
-from mpgrad.ops.neural.loss_reduction import alike, meant_reduction, reduced
+from mpgrad.ops.neural.loss_reduction import meant_reduction, reduced
 from mpgrad.ops.reductions import reduction as reductions
-from mpgrad.ops.reductions.reduction import mean_of
 from mpgrad.recording.dispatch.operator_call import call
 from mpgrad.recording.graph.registry import operator
 from mpgrad.recording.tensors.tensor import Tensor
@@ -238,83 +235,6 @@ def _soft_cross_entropy(
         target = add(mul(target, 1 - smoothing), smoothing / logs.shape[dim])
     losses = neg(reductions.sum(mul(target, _per_class(logs, weight)), dim))
     return reduced(losses, reduction)
-
-
-def _mse_forward(xp: Any, input: Any, target: Any, *, reduction: str) -> Any:
-    squares = xp.square(xp.subtract(input, target))
-    if reduction == "none":
-        return squares
-    return xp.sum(squares) if reduction == "sum" else mean_of(xp, squares, None, keepdim=False)
-
-
-def _mse_grad(xp: Any, grad: Any, input: Any, target: Any, reduction: str) -> Any:
-    difference = xp.subtract(input, target)
-    scale = 2 / max(math.prod(difference.shape), 1) if reduction == "mean" else 2
-    return xp.multiply(difference, xp.multiply(grad, scale))
-
-
-_mse_loss = operator(
-    "mse_loss",
-    _mse_forward,
-    input=lambda xp, grad, input, target, input_shape, reduction: xp.sum_to(
-        _mse_grad(xp, grad, input, target, reduction), input_shape
-    ),
-    target=lambda xp, grad, input, target, target_shape, reduction: xp.sum_to(
-        xp.negative(_mse_grad(xp, grad, input, target, reduction)), target_shape
-    ),
-)
-
-
-def mse_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> Tensor:
-    """The squared difference of each pair of elements."""
-    reduction = meant_reduction(reduction, size_average, reduce)
-    a, b = operands(*alike("mse_loss", input, target), float_result=True)
-    refuse_complex("mse_loss", a, b)
-    return call(_mse_loss, a, b, reduction=reduction)
-
-
-def l1_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> Tensor:
-    """The absolute difference of each pair of elements."""
-    reduction = meant_reduction(reduction, size_average, reduce)
-    return reduced(absolute(sub(*alike("l1_loss", input, target))), reduction)
-
-
-def smooth_l1_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    beta: float = 1.0,
-) -> Tensor:
-    """Squared below ``beta``, absolute above it (Girshick, "Fast R-CNN", 2015).
-
-    Raises:
-        RuntimeError: ``beta`` is negative.
-    """
-    reduction = meant_reduction(reduction, size_average, reduce)
-    if beta < 0:
-        raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
-    difference = sub(*alike("smooth_l1_loss", input, target))
-    error = absolute(difference)
-    if beta == 0:
-        return reduced(error, reduction)
-    # As in huber_loss.
-    is_small = logical_not(ge(error, beta))
-    inside = mul(square(where(is_small, difference, 0.0)), 0.5 / beta)
-    return reduced(where(is_small, inside, sub(error, 0.5 * beta)), reduction)
 
 
 #: The least value of logarithms of probabilities, and of the product of both probabilities.

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mpgrad.autograd.functions.context import FunctionContext
-from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.function_nodes.context import FunctionContext
+from mpgrad.autograd.function_nodes.function_node import FunctionNode
 from mpgrad.base.user_frames import level_of_caller
 from mpgrad.recording.dispatch.in_place import check_recordable, rebase
 from mpgrad.recording.graph.node import Node

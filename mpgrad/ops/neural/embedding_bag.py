@@ -1,4 +1,4 @@
-"""Pairs and groups of rows: bilinear forms, distances of all pairs, bags, shuffled channels."""
+"""embedding_bag(): sums, means and maxima of groups of rows of a table."""
 
 from __future__ import annotations
 
@@ -10,95 +10,14 @@ import numpy as np
 from mpgrad.arrays.cuda.device_arrays import on_host
 from mpgrad.ops.by_index.indexing import index_select, pick
 from mpgrad.ops.by_index.scattering import index_add
-from mpgrad.ops.elementwise.arithmetic import add, div, mul, sub
+from mpgrad.ops.elementwise.arithmetic import div, mul
 from mpgrad.ops.elementwise.minimum_maximum import where
-from mpgrad.ops.linear_algebra.einsum import einsum
 from mpgrad.ops.neural.embedding import embedding
 from mpgrad.ops.new_tensors.creation import zeros
 from mpgrad.ops.new_tensors.device_moves import beside
 from mpgrad.ops.reductions.extrema import max as max_over
-from mpgrad.ops.shapes.shape import reshape, transpose, unsqueeze
-from mpgrad.ops.shapes.tiles_and_pairs import length_of
+from mpgrad.ops.shapes.shape import reshape, unsqueeze
 from mpgrad.recording.tensors.tensor import Tensor
-
-
-def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``input1 @ weight[k] @ input2 + bias[k]`` for each output ``k``.
-
-    Args:
-        input1: (..., in1).
-        input2: (..., in2).
-        weight: (out, in1, in2).
-        bias: (out,) or None.
-
-    Raises:
-        RuntimeError: the shapes do not fit.
-    """
-    if input1.shape[:-1] != input2.shape[:-1] or weight.ndim != 3:
-        raise RuntimeError(
-            "bilinear(): input batch dimensions do not match: got "
-            f"{list(input1.shape)}, {list(input2.shape)} and a weight {list(weight.shape)}"
-        )
-    if input1.shape[-1] != weight.shape[1] or input2.shape[-1] != weight.shape[2]:
-        raise RuntimeError(
-            f"bilinear(): input1 size does not match weight size: got {list(input1.shape)}, "
-            f"{list(input2.shape)} but expected {list(weight.shape[1:])}"
-        )
-    rows = einsum(
-        "ni,kij,nj->nk",
-        reshape(input1, (-1, input1.shape[-1])),
-        weight,
-        reshape(input2, (-1, input2.shape[-1])),
-    )
-    out = reshape(rows, (*input1.shape[:-1], weight.shape[0]))
-    return out if bias is None else add(out, bias)
-
-
-def pdist(input: Tensor, p: float = 2.0) -> Tensor:
-    """The distances (the ``p``-norm of the difference) of all pairs of rows, in order.
-
-    Args:
-        input: (rows, columns).
-        p: from 0.
-
-    Returns:
-        (rows * (rows - 1) / 2,).
-
-    Raises:
-        RuntimeError: ``input`` is no matrix, or ``p`` is negative.
-    """
-    if input.ndim != 2:
-        raise RuntimeError(f"pdist only supports 2D tensors, got: {input.ndim}D")
-    if p < 0:
-        raise RuntimeError("pdist only supports non-negative p values")
-    first, second = np.triu_indices(input.shape[0], 1)
-    left, right = (index_select(input, 0, beside(input, places)) for places in (first, second))
-    return length_of(sub(left, right), p)
-
-
-def channel_shuffle(input: Tensor, groups: int) -> Tensor:
-    """The channels of ``groups`` groups in turn (Zhang et al., "ShuffleNet", 2018).
-
-    Args:
-        input: (batch, channels, ...).
-        groups: that divide the channels.
-
-    Raises:
-        RuntimeError: they do not, or ``input`` has fewer than three dimensions.
-    """
-    if input.ndim < 3:
-        raise RuntimeError(
-            f"channel_shuffle expects input with > 2 dims, but got input with sizes "
-            f"{list(input.shape)}"
-        )
-    if groups <= 0 or input.shape[1] % groups:
-        raise RuntimeError(
-            f"Number of channels must be divisible by groups. Got {input.shape[1]} channels and "
-            f"{groups} groups."
-        )
-    n, channels = input.shape[:2]
-    split = reshape(input, (n, groups, channels // groups, *input.shape[2:]))
-    return reshape(transpose(split, 1, 2), input.shape)
 
 
 def embedding_bag(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from mpgrad.arrays.cuda.device_arrays import zeros
-from mpgrad.autograd.functions.context import FunctionContext, Metadata, running_backwards
+from mpgrad.autograd.function_nodes.context import FunctionContext, Metadata, running_backwards
 from mpgrad.recording.dispatch.saved_attributes import SavedTensorHandle, function_handles
 from mpgrad.recording.graph.anomaly import mode as anomaly
 from mpgrad.recording.graph.anomaly import origin

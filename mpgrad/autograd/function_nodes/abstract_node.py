@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 
-from mpgrad.autograd.functions.context import FunctionContext
-from mpgrad.autograd.functions.stopping import DelayedError, UndefinedGrad
+from mpgrad.autograd.function_nodes.context import FunctionContext
+from mpgrad.autograd.function_nodes.stopping import DelayedError, UndefinedGrad
 from mpgrad.recording.graph import node
 
 

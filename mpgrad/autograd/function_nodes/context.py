@@ -13,7 +13,7 @@ from mpgrad.recording.tensors.saved_tensor import SavedTensor
 from mpgrad.recording.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
-    from mpgrad.autograd.functions.function_node import FunctionNode
+    from mpgrad.autograd.function_nodes.function_node import FunctionNode
     from mpgrad.recording.graph.hooks import RemovableHandle
     from mpgrad.recording.graph.node import Node
 

@@ -1,15 +1,53 @@
-"""Random generators among the arguments of an item: a call draws from a copy, and the caller's own
-goes on from where the copy has stopped."""
+"""The random numbers of calls.
+
+Those of a process's generators come from (seed, item). Of a generator among the arguments a call
+has a copy, and the caller's own goes on from where that has stopped.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpgrad.autograd.running import engine_slot
+from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.ops.generators import Generator
+
+# ---------------------------------------------------------------------- of the process
+
+
+def draw_seed(library: ArrayLibrary) -> tuple[int, int, int]:
+    """One number of each of this process's generators: the library's, NumPy's and Python's."""
+    return library.draw(), int(np.random.randint(1 << 31)), random.getrandbits(62)
+
+
+def seed_generators(library: ArrayLibrary, seed: tuple[int, int, int], index: int) -> None:
+    """Let this process's generators give the random numbers of item ``index``."""
+    drawn, numpys, pythons = seed
+    library.seed(drawn, index)
+    np.random.seed(np.array((numpys, index & 0xFFFFFFFF, index >> 32), np.uint32))
+    random.seed(pythons << 64 | index)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Leave NumPy's and Python's generators as they were; a worker's belong to nobody."""
+    if engine_slot.is_worker:
+        yield
+        return
+    numpys, pythons = np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        np.random.set_state(numpys)
+        random.setstate(pythons)
+
+
+# ---------------------------------------------------------------------- among the arguments
 
 
 class Drawn(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from mpgrad.calls.custom_functions.process_state import is_installed_namespace
-from mpgrad.calls.item_generators import state_of
+from mpgrad.calls.random_numbers import state_of
 from mpgrad.wire.code_pickles import names_in
 
 #: Where a value is, in words: names and keys on the way to it.

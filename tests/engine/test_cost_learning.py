@@ -16,7 +16,7 @@ from mpgrad.autograd.frozen_graphs.cached_graphs import Memory
 from mpgrad.autograd.frozen_graphs.freeze import freeze
 from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.autograd.profiling.task_times import pack_times
-from mpgrad.engine.learning import learn, teach, that_ran, wants_times
+from mpgrad.engine.cost_learning import learn, teach, that_ran, wants_times
 from mpgrad.nn.functional import conv2d
 from mpgrad.recording.tensors.tensor import gradient_edge
 from mpgrad.scheduler.cost_model import CostModel

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from types import CodeType
 from typing import NamedTuple
 
-from mpgrad.autograd.functions.function_node import FunctionNode
+from mpgrad.autograd.function_nodes.function_node import FunctionNode
 from mpgrad.base.duration_text import duration
 from mpgrad.base.user_frames import is_ours
 
