@@ -31,11 +31,16 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 
+#: The folders whose slow tests run with ``-m long``.
+WITHOUT_SLOW = ("benchmarks", "examples", "stress")
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Mark what compares with PyTorch, and the slow tests of tools that no user runs."""
+    """Mark what compares with PyTorch, and the slow tests of examples and of tools that no user
+    runs."""
     for item in items:
-        if item.path.parent.name in ("benchmarks", "stress") and item.get_closest_marker("slow"):
+        if item.path.parent.name in WITHOUT_SLOW and item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.long)
         asks = "of_torch" in getattr(item, "fixturenames", ())
         if asks and not item.get_closest_marker("process"):

@@ -17,7 +17,7 @@ import pytest
 from mpgrad.launch.cli import main
 from tests.leftovers import Leftovers, left_since, wait_until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.long]
 
 SHOWS = """
 import os
