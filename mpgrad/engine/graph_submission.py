@@ -159,8 +159,8 @@ class GraphSubmission(PackedArrays):
         ends = chunk_ends(planned, workers, done)
         captures = len(self._frozen.sinks)
         submitted = GraphSubmitted(peer, graph, depth, (), tuple(gradients), captures, done=done)
-        own = () if run_own is None else planned.tasks[planned.local_share].outputs
-        is_awaited = any(output.task != CAPTURE for output in own)
+        own = None if run_own is None else planned.tasks[planned.local_share].outputs
+        is_awaited = own is not None and any(output.task != CAPTURE for output in own)
         yield from in_chunks(submitted, ends, self._tables, goes_on=is_awaited)
         if run_own is not None:
             given, failed = run_own()
@@ -232,7 +232,11 @@ class GraphSubmission(PackedArrays):
     def _rule(self, index: int) -> Rule:
         node = self._frozen.nodes[index]
         if isinstance(node, OperatorNode):
-            return self._operator(node, _read(node.saved_arrays))
+            try:  # as in _read, which would be one more call for each Node
+                arrays = node.saved_arrays()
+            except RuntimeError as error:
+                raise SavedTensorsUnreadable from error
+            return self._operator(node, arrays)
         if isinstance(node, FunctionNode):
             if node.function is Fork:
                 return self._branch(node)

@@ -147,14 +147,19 @@ class MappedArena:
         Returns:
             The offset of its first element, its block's offset, and its block's generation.
         """
+        # Nearly always a plain view of all bytes of a lease; results of as_strided are none.
+        memory = array.base
+        owner: Any = memory.base if type(memory) is np.ndarray else None
+        if (
+            type(owner) is Lease
+            and owner.segment is self.segment
+            and array.nbytes == owner.stop - owner.start
+            and array.flags.c_contiguous
+        ):
+            return (owner.start, *owner.token)
         lease = lease_of(array, self.segment)
         if lease is None:
             return None
-        # A plain view of all bytes of the lease; results of as_strided are none.
-        memory = array.base
-        owner: Any = memory.base if type(memory) is np.ndarray else None
-        if owner is lease and array.nbytes == lease.stop - lease.start and array.flags.c_contiguous:
-            return (lease.start, *lease.token)
         offset = array.__array_interface__["data"][0] - self.segment.address
         if array.flags.c_contiguous:
             low, high = offset, offset + array.nbytes

@@ -40,7 +40,7 @@ _SIGNALS = tuple(
 
 def interrupts_deferred() -> Deferred:
     """Defer signals until the end of the block."""
-    return Interrupts().deferred()
+    return Deferred(Interrupts())
 
 
 class Interrupts:

@@ -57,13 +57,21 @@ class OperatorNode(Node):
         return self._saved
 
     def saved_arrays(self) -> dict[str, Any]:
-        """Name -> array (or tuple of arrays), versions checked."""
-        return {
-            name: tuple(v if not isinstance(v, SavedTensor) else v.array(self) for v in value)
-            if isinstance(value, tuple)
-            else value.array(self)
-            for name, value in self.saved.items()
-        }
+        """Name -> array (or tuple of arrays), versions checked.
+
+        Raises:
+            RuntimeError: an earlier backward has freed them, or one was changed in place.
+        """
+        if self._saved is None:
+            raise RuntimeError(FREED_MESSAGE)
+        found: dict[str, Any] = {}
+        for name, value in self._saved.items():
+            if type(value) is tuple:
+                value = [v.array(self) if isinstance(v, SavedTensor) else v for v in value]
+                found[name] = tuple(value)
+            else:
+                found[name] = value.array(self)
+        return found
 
     def apply(self, xp: Any, grads: list[Any], needs: Sequence[bool]) -> list[Any]:
         return self.operator.backward(xp, grads, {**self.plain, **self.saved_arrays()}, needs)
