@@ -33,7 +33,7 @@ class Plants:
         return plant
 
     def rare_bug(self, plant: Plant) -> Plant:
-        """One that strikes so seldom that it takes more than a hundred worlds to find it."""
+        """One that strikes so seldom that it takes more than sixty seeds to find it."""
         self._rare.add(plant.__name__)
         return self.bug(plant)
 

@@ -66,7 +66,7 @@ def nobody_compares_checksums(patch):
     forget(patch, SimulatedMemory, "check_bytes")
 
 
-@bug
+@rare_bug
 def a_caller_takes_results_without_a_look_at_their_checksums(patch):
     right = caller.Caller._check_result
 
@@ -305,18 +305,18 @@ def a_fence_is_taken_for_a_kill_from_outside(patch):
     patch.setattr(coordinator_state, "_fenced", lambda *args: right(*args)._replace(killed=True))
 
 
-@bug
+@rare_bug
 def a_stop_is_the_fault_of_the_task(patch):
     right = coordinator_state._fenced
     patch.setattr(coordinator_state, "_fenced", lambda *args: right(*args)._replace(killed=False))
 
 
-@bug
+@rare_bug
 def what_runs_when_the_fence_strikes_is_blamed(patch):
     patch.setattr(coordinator_state, "_fenced", lambda event, hung: event._replace(killed=False))
 
 
-@bug
+@rare_bug
 def a_hung_worker_gets_more_tasks(patch):
     def wrong(self, **wanted):
         is_fenced, self.is_fenced = self.is_fenced, False

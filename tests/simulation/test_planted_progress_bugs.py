@@ -21,7 +21,7 @@ def worlds(seed: int) -> tuple[World, ...]:
 
 
 PLANTS = Plants(worlds)
-bug = PLANTS.bug
+bug, rare_bug = PLANTS.bug, PLANTS.rare_bug
 
 
 class Nothing(set):
@@ -119,7 +119,7 @@ def a_running_task_loses_the_blocks_that_it_published(patch):
     patch.setattr(TaskDispatch, "on_node_task_progress", wrong)
 
 
-@bug
+@rare_bug
 def foreign_blocks_may_be_published(patch):
     right = TaskDispatch.on_node_task_progress
 

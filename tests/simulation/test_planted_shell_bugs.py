@@ -34,7 +34,7 @@ REFUSED = Plants(
     lambda seed: [World(seed, workers=1, graphs=4, sessions=1, faults=Faults(breach=1.0))],
     seeds=600,
 )
-bug = PLANTS.bug
+bug, rare_bug = PLANTS.bug, PLANTS.rare_bug
 
 
 # ----------------------------------------------------------------------- the coordinator
@@ -50,7 +50,7 @@ def a_coordinator_that_is_silent_for_a_while_is_killed(patch):
     patch.setattr(coordinator_watchdog, "KILL_AFTER", 5)
 
 
-@bug
+@rare_bug
 def who_waits_for_its_start_does_not_ask(patch):
     right = Session._note_wait
 
