@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 
 import mpgrad
+from mpgrad.base.exits import end_child
 from mpgrad.base.interpreter import MARK, is_of_python
 
 
@@ -27,6 +28,7 @@ def begin(
     os.environ.update(variables)
     _require_same(file, version)
     import_module(f"{package}.__main__").main(setup)
+    end_child()
 
 
 def _require_same(file: str | None, version: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from mpgrad.base.environ import LIBRARY_THREADS
-from mpgrad.base.exits import is_stopped
+from mpgrad.base.exits import has_ended, is_stopped
 from mpgrad.base.processor_use import ProcessorUse, processor_use
 from mpgrad.coordinator.reaper import End, Reaper
 from mpgrad.coordinator.worker_template import ForkedProcess, WorkerTemplate
@@ -72,11 +72,7 @@ class WorkerChild:
         return processor_use(self.pid)
 
     def has_ended(self, timeout_s: float) -> bool:
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        return has_ended(self.pidfd, timeout_s)
 
     def reap(self) -> End:
         end = self._reaper.reap(self._process)

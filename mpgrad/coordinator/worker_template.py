@@ -35,30 +35,12 @@ class ForkedProcess:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)  # it is not reaped yet, so the pid is its own
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Its status, when it has ended.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not, after ``timeout`` seconds.
-        """
+    def wait(self) -> int:
+        """Its status, when it has ended."""
         if self.returncode is None:
-            if timeout is not None:
-                self._wait(timeout)
             _, status = os.waitpid(self.pid, 0)
             self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
-
-    def _wait(self, timeout: float) -> None:
-        import select
-
-        pidfd = os.pidfd_open(self.pid)
-        try:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            if not poll.poll(max(timeout, 0.0) * 1e3):
-                raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout)
-        finally:
-            os.close(pidfd)
 
 
 class WorkerTemplate:

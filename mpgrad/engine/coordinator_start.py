@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mpgrad.arrays.cuda.device_board import DeviceBoard
 from mpgrad.base import config, interpreter
-from mpgrad.base.exits import describe_exit, is_stopped
+from mpgrad.base.exits import describe_exit, has_ended, is_stopped
 from mpgrad.base.handles import ENGINE_ARENA
 from mpgrad.base.hash_seed import hash_seed_for_children
 from mpgrad.base.processor_use import ProcessorUse, processor_use
@@ -240,11 +240,9 @@ class CoordinatorProcess:
 
     def wait(self) -> int:
         """Wait for its end and kill it if that takes too long; return its exit status."""
-        try:
-            status = self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+        if not has_ended(self.pidfd, STOP_TIMEOUT_S):
             self._process.kill()
-            status = self._process.wait()
+        status = self._process.wait()
         os.close(self.pidfd)
         os.close(self._hears)
         self.let_go()

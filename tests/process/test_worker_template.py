@@ -140,6 +140,20 @@ def test_what_runs_at_exit_runs_once_for_each_worker(
     assert (done.stdout, done.stderr) == ("end end ", "")
 
 
+def leaves_open(path: Path) -> None:
+    file = path.open("w")
+    sys.kept = file  # type: ignore[attr-defined]
+    file.write("some words")
+
+
+def test_a_file_that_user_code_has_left_open_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with mg.Engine("process", cpu_workers=1):
+        mg.parallel_map(leaves_open, [path])
+        assert path.read_text() == ""
+    assert path.read_text() == "some words"
+
+
 PROGRAM = """
 import sys
 import mpgrad as mg
