@@ -1,5 +1,5 @@
-"""Ends of processes: waited for, in words for error messages, and as a signal to those who depend on
-them; and the end of a child."""
+"""Ends of processes: waited for, in words for error messages, and as a signal to those who depend
+on them; and the end of a child."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def signal_at_end_of_pipe(descriptor: int, number: signal.Signals) -> None:
 
 
 def end_child() -> None:
-    """End this process, as ``multiprocessing`` ends its children.
+    """End this process, nearly as ``multiprocessing`` ends its children.
 
     Threads are waited for, functions of ``atexit`` run, and so do those of C libraries. But modules
     and objects are not taken apart: in a forked process the kernel copies each page that this
@@ -76,7 +76,7 @@ def end_child() -> None:
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(Exception):  # there may be none, or a closed one
             stream.flush()  # type: ignore[union-attr]
-    ctypes.PyDLL(None).exit(0)
+    ctypes.PyDLL(None).exit(0)  # not os._exit: Fortran and C libraries may have text to write
 
 
 def _is_open_file(value: object) -> bool:
