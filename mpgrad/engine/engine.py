@@ -384,7 +384,8 @@ def set_engine(engine: Engine | None) -> None:
     """Let ``engine`` serve every backward outside of a ``with`` block, on all threads.
 
     Its processes start with the first backward that needs them and end with the program, or with
-    its ``close()``; the default engine takes its place then.
+    its ``close()``; the default engine takes its place then. They also end when another engine was
+    set and nothing refers to this one any more.
 
     Args:
         engine: None: the default engine again.

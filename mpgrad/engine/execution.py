@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -92,7 +93,7 @@ class Execution:
         self.submitter: Submitter | HostCalls = hosts or self._new_submitter()
 
     def _new_submitter(self) -> Submitter:
-        return Submitter(self.sessions, self._may_call_again)
+        return Submitter(self.sessions, partial(may_call_again, self._options.recover))
 
     def start_anew_in_child(
         self, options: EngineOptions, spawn: Callable[[], CoordinatorProcess]
@@ -108,9 +109,6 @@ class Execution:
         for submission in self.submitter.abandon():
             submission.fail(lost)
         self.submitter, self.hosts = self._new_submitter(), None
-
-    def _may_call_again(self, lost: CoordinatorLost, recoveries: int) -> bool:
-        return self._options.recover == "all" and recoveries < RECOVERIES_MAX
 
     # ------------------------------------------------------------------ one backward
 
@@ -249,7 +247,7 @@ class Execution:
             try:
                 return run_calls(chunks, self.sessions, self._options.progress, captured, keep)
             except CoordinatorLost as lost:
-                if not self._may_call_again(lost, recoveries):
+                if not may_call_again(self._options.recover, lost, recoveries):
                     raise
                 recoveries += 1
                 self._counters.note_recovery()
@@ -417,6 +415,11 @@ def _figures_of_client_arena() -> ArenaStatistics:
 
 #: The number of lost coordinators after which a backward fails: it may be their cause.
 RECOVERIES_MAX = 3
+
+
+def may_call_again(recover: str, lost: CoordinatorLost, recoveries: int) -> bool:
+    """Whether calls whose coordinator died may run again, after as many ``recoveries``."""
+    return recover == "all" and recoveries < RECOVERIES_MAX
 
 
 def may_run_again(lost: CoordinatorLost, recoveries: int) -> bool:

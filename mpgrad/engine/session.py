@@ -98,6 +98,8 @@ class Session:
         self.to_release: deque[Block] = deque()
         self._ended_branches = deque() if ended_branches is None else ended_branches
         self._run_task: dict[int, RunTask] = {}
+        #: The graphs among them that are calls forward, which no gradient begins.
+        self._calls: set[int] = set()
         #: The number of its workers; 0 until they have started.
         self.workers = 0
         self.interrupts = Interrupts() if interrupts is None else interrupts
@@ -158,6 +160,9 @@ class Session:
         submission = next(messages)
         graph = submission.graph
         self._run_task[graph] = run_task
+        has_begun = isinstance(submission, ev.GraphSubmitted) and submission.done
+        if not (submission.seeds or has_begun):
+            self._calls.add(graph)
         try:
             self._handle(submission)
             self._send(*self._releases(), submission)
@@ -176,6 +181,7 @@ class Session:
     def abandon(self, graph: int) -> None:
         """Nobody waits for the graph any more."""
         del self._run_task[graph]
+        self._calls.discard(graph)
         self._discard(graph)
         if not self._run_task:
             self.interrupts.forget()
@@ -276,16 +282,22 @@ class Session:
     def _waits(self) -> str:
         """What waits for the coordinator now."""
         if self._run_task:
-            return "a backward"
+            return "a call" if self._runs_calls() else "a backward"
         return "a question to the engine" if self.workers else "the start of the engine"
+
+    def _runs_calls(self) -> bool:
+        """Whether the graph that it waits for, the innermost one, is of calls."""
+        return [*self._run_task][-1] in self._calls
 
     def _loss(self) -> MpgradError:
         """Why the coordinator has gone."""
-        while_ = (
-            "while a backward was running; no .grad was changed."
-            if self._run_task
-            else f"while {self._waits()} waited for it."
-        )
+        next_ = "backward"
+        if not self._run_task:
+            while_ = f"while {self._waits()} waited for it."
+        elif self._runs_calls():
+            while_, next_ = "while calls were running in its workers.", "call"
+        else:
+            while_ = "while a backward was running; no .grad was changed."
         if self.coordinator.is_closed:
             return EngineClosed(
                 f"the engine was closed {while_} Make a new Engine, or close it later."
@@ -293,7 +305,7 @@ class Session:
         if not self.coordinator.hear_of_start():
             return self.coordinator.failed_start()
         return CoordinatorLost(
-            f"{self.coordinator.cause_of_death()} {while_} The next backward starts a new one."
+            f"{self.coordinator.cause_of_death()} {while_} The next {next_} starts a new one."
         )
 
     def distrust(self, error: ProtocolError) -> ProtocolError:

@@ -6,9 +6,12 @@ does the first one after a coordinator was lost.
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import itertools
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,8 +34,8 @@ from mpgrad.scheduler.tuning import measured_message_us
 Array: TypeAlias = np.ndarray[Any, Any]
 
 _CLOSED = (
-    "the engine was closed by another thread while this one was in backward(); no .grad was "
-    "changed. Make a new Engine, or close it when all threads are done."
+    "the engine was closed by another thread while this one {did}. Make a new Engine, or close it "
+    "when all threads are done."
 )
 
 #: So many backwards in this process, one after another, and results lie on the heap again.
@@ -65,6 +68,8 @@ class SessionPool:
         self._coordinator: CoordinatorProcess | None = None
         #: Whether the cost of a message to this coordinator has been measured.
         self._is_measured = False
+        #: Ends the processes if nobody can reach this pool any more.
+        self._when_unreachable: weakref.finalize[..., SessionPool] | None = None
         #: The last coordinator whose workers were ready.
         self._started: CoordinatorProcess | None = None
         self._idle: list[Session] = []
@@ -100,7 +105,7 @@ class SessionPool:
         """
         coordinator = self._coordinator
         if coordinator is None:
-            raise EngineClosed(_CLOSED)
+            raise _closed()
         return coordinator
 
     @property
@@ -122,7 +127,7 @@ class SessionPool:
         """
         with self._lock:
             if self.is_closed:
-                raise EngineClosed(_CLOSED)
+                raise _closed()
             if self.is_running:
                 if spawned is not None:
                     spawned.discard()
@@ -131,6 +136,10 @@ class SessionPool:
             if spawned is None:
                 spawned = self._spawn()
             self._coordinator = spawned
+            self._when_unreachable = weakref.finalize(
+                self, _end_unreachable, spawned, self._idle, id(self), os.getpid()
+            )
+            self._when_unreachable.atexit = False
             self._note_use()
             let_idle_threads_sleep()
             try:
@@ -185,20 +194,24 @@ class SessionPool:
             self._started = None
             if coordinator is None:
                 return
+            self._need_no_end()
             note_reader(id(self), reads=False)
             if by_force or not self._idle:
                 coordinator.kill()
             else:
                 self._idle[0].stop_engine()
-            coordinator.wait()
-            for session in self._idle:
-                session.close()
-            self._idle.clear()
+            _wait_and_close(coordinator, self._idle)
             self._leased.clear()
+
+    def _need_no_end(self) -> None:
+        """Nothing has to be ended any more, or not by this process."""
+        if self._when_unreachable is not None:
+            self._when_unreachable.detach()
 
     def abandon(self) -> None:
         """Drop everything without touching it: this is a forked child."""
         note_reader(id(self), reads=False)
+        self._need_no_end()
         self._coordinator = self._started = None
         self._idle.clear()
         self._leased.clear()
@@ -304,3 +317,39 @@ class SessionPool:
                 session.to_release.append(block)
         for idle in self._idle:
             idle.send_releases()
+
+
+def _closed() -> EngineClosed:
+    is_backward = innermost() is not None
+    did = "was in backward(); no .grad was changed" if is_backward else "was about to use it"
+    return EngineClosed(_CLOSED.format(did=did))
+
+
+def _wait_and_close(coordinator: CoordinatorProcess, idle: list[Session]) -> None:
+    """Wait for the end of a coordinator, and close what this process has of it."""
+    coordinator.wait()
+    for session in idle:
+        session.close()
+    idle.clear()
+
+
+def _end_unreachable(
+    coordinator: CoordinatorProcess, idle: list[Session], pool: int, client: int
+) -> None:
+    """End the processes of a pool that nobody can reach any more.
+
+    The garbage collector runs this, on any thread and at any place of it. So it takes no lock and
+    waits for nothing: another thread does. That is no ``threading.Thread``, whose start takes a
+    lock.
+
+    Args:
+        coordinator, idle: of the pool.
+        pool: its ``id``.
+        client: the process that has started the coordinator; a forked child ends nothing.
+    """
+    if os.getpid() != client:
+        return
+    note_reader(pool, reads=False)
+    coordinator.let_go()  # it ends its workers, and then itself
+    with contextlib.suppress(RuntimeError):  # no thread can be started any more
+        _thread.start_new_thread(_wait_and_close, (coordinator, idle))

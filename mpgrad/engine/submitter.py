@@ -46,6 +46,11 @@ END_S_MAX = 10.0
 OF_PARENT = "the call ran in the parent of this process, which alone has its result"
 #: What is told of a call that was stopped.
 UNWANTED = "nobody wanted the call any more"
+#: What is told of a call that an engine was running, or was to run, when it was closed.
+CLOSED = (
+    "the engine was closed before {what} had ended. Wait for all forks and backwards before the "
+    "end of its `with` block, or before its close()"
+)
 
 
 class _Serving(PerThread):
@@ -123,14 +128,26 @@ class Submission:
         return self.is_begun
 
     def stopping(self, submitter: Stopper) -> Callable[[int | None], None]:
-        """``submitter.stop`` of this call, which does not keep it alive."""
-        known = weakref.ref(self)
+        """``submitter.stop`` of this call, which keeps neither alive."""
+        known, runs = weakref.ref(self), weakref.ref(submitter)
 
         def stop(grace_ms: int | None) -> None:
-            if (submission := known()) is not None:
+            submission, submitter = known(), runs()
+            if submission is not None and submitter is not None:
                 submitter.stop(submission, grace_ms)
 
         return stop
+
+    @property
+    def name(self) -> str:
+        """For errors."""
+        call = self.requests[0].call
+        return call.call.backward_in_words if isinstance(call, Derivative) else call.name
+
+    def closed(self) -> EngineClosed:
+        """The error of one that had not ended when its engine was closed."""
+        is_forward = not isinstance(self.requests[0].call, Derivative)
+        return EngineClosed(CLOSED.format(what=f"{'the call of ' * is_forward}{self.name}"))
 
     def fail(self, error: BaseException) -> None:
         """End with ``error``, unless it was cancelled before it began."""
@@ -189,8 +206,9 @@ class Submitter:
                 self._condition.notify()
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._serve, name="mpgrad-submitter", daemon=True)
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        args = weakref.ref(self), self._condition, self._wake_fd
+        thread = threading.Thread(target=_serve, args=args, name="mpgrad-submitter", daemon=True)
         try:
             thread.start()
         except BaseException:
@@ -214,12 +232,11 @@ class Submitter:
 
     def close(self) -> None:
         """End the calls that nobody will answer any more: the engine has been closed."""
-        error = EngineClosed("the engine was closed before the call had ended")
         with self._condition:
             waiting = [*self._queue]
             self._queue.clear()
         for submission in waiting:
-            submission.fail(error)
+            submission.fail(submission.closed())
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             with self._condition:
@@ -232,9 +249,20 @@ class Submitter:
 
     # ------------------------------------------------------------------ the thread
 
-    def _serve(self) -> None:
-        _serving.is_here = True
-        while self._has_work():
+    def goes_on(self, *, is_over: bool) -> bool:
+        """Whether the thread has work, or waits for a call. It has the lock.
+
+        Args:
+            is_over: whether it has waited long enough.
+        """
+        if self._queue or not (is_over or self._sessions.is_closed):
+            return True
+        self._thread = None
+        return False
+
+    def serve(self) -> None:
+        """Run the calls that wait, and those that come meanwhile."""
+        while self._queue:
             try:
                 with self._sessions.session() as session:
                     session.watch(self._wake_fd)
@@ -246,17 +274,6 @@ class Submitter:
                 self._recover(lost)
             except BaseException as error:
                 self._fail_all(error)
-
-    def _has_work(self) -> bool:
-        """Wait for a call; False ends the thread."""
-        with self._condition:
-            while not self._queue:
-                is_told = not self._sessions.is_closed and self._condition.wait(IDLE_S)
-                if not is_told and not self._queue:  # one may come as the time ends
-                    self._thread = None
-                    os.close(self._wake_fd)
-                    return False
-            return True
 
     def _serve_session(self, session: Session) -> None:
         while True:
@@ -312,9 +329,7 @@ class Submitter:
         kept, requests = session.kept_of(number), submission.requests
         ended = self._sessions.ended_branches
         if not isinstance(outcome, CompleteGraph):
-            call = requests[0].call
-            name = call.call.backward_in_words if isinstance(call, Derivative) else call.name
-            self._fail(number, error_of_calls(outcome, lambda _: name))
+            self._fail(number, error_of_calls(outcome, lambda _: submission.name))
             return
         warn(kept, lambda _: 0)
         took_us = times_of(outcome, [requests], session)
@@ -366,5 +381,23 @@ class Submitter:
             failed = [*self._running.values(), *self._queue]
             self._running = {}
             self._queue.clear()
+        is_closed = self._sessions.is_closed and isinstance(error, EngineClosed)
         for submission in failed:
-            submission.fail(error)
+            submission.fail(submission.closed() if is_closed else error)
+
+
+def _serve(known: weakref.ref[Submitter], condition: threading.Condition, wake_fd: int) -> None:
+    """What the thread does. While it waits for a call it does not keep the engine alive."""
+    _serving.is_here = True
+    is_over = False
+    while (submitter := known()) is not None:
+        with condition:
+            if not submitter.goes_on(is_over=is_over):
+                break
+            if not submitter._queue:
+                del submitter
+                is_over = not condition.wait(IDLE_S)
+                continue
+        is_over = False
+        submitter.serve()
+    os.close(wake_fd)

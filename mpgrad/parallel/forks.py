@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpgrad.autograd.running import engine_slot
+from mpgrad.base.user_frames import level_of_caller
 from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.own_tensors import LIBRARY
 from mpgrad.engine.calls_in_workers import Answered, depth_of_calls
@@ -42,6 +43,9 @@ class ForkFuture(concurrent.futures.Future[Any]):
     def __init__(self) -> None:
         super().__init__()
         self._pid = os.getpid()
+        frame = sys._getframe(level_of_caller() - 1)
+        #: The user's line that has begun it.
+        self._place = frame.f_code.co_filename, frame.f_lineno
 
     def result(self, timeout: float | None = None) -> Any:
         """The result, when it is there.
@@ -88,12 +92,12 @@ class ForkFuture(concurrent.futures.Future[Any]):
             return
         error = super().exception()
         if error is not None:
-            warnings.warn(
-                f"a fork has failed, and nobody has asked for its result: "
-                f"{type(error).__name__}: {error}",
-                RuntimeWarning,
-                stacklevel=2,
+            text = (
+                "a fork has failed, and nobody has asked for its result: "
+                f"{type(error).__name__}: {error}"
             )
+            # Not the line that runs now, perhaps on the thread that serves forks.
+            warnings.warn_explicit(text, RuntimeWarning, *self._place)
 
 
 def fork(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> ForkFuture:

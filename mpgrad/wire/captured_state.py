@@ -28,7 +28,11 @@ from mpgrad.base.environ import (
 )
 from mpgrad.base.print_options import OPTIONS
 from mpgrad.errors import ProtocolError
+from mpgrad.wire.environment import FIRST_ARGUMENTS, current_arguments, set_arguments
 from mpgrad.wire.packed_texts import optional_packed, optional_unpacked, pack_text, unpack_text
+
+#: A command line with more bytes is sent only if it has changed.
+ARGUMENTS_BYTES_MAX = 4096
 
 
 class DecimalContext(msgspec.Struct, frozen=True, array_like=True):
@@ -59,6 +63,7 @@ class StateFields(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         directory: the working directory; None if it does not exist.
         environment: what has changed in ``os.environ`` since ``FIRST_ENVIRONMENT``; None: gone.
+        program_arguments: ``sys.argv``; None: ``FIRST_ARGUMENTS``.
         recursion_limit, int_digits: of the interpreter.
         decimal: the context; None if ``decimal`` is not imported.
         locale: of all categories, as ``locale.setlocale`` gives it; None if ``locale`` is not
@@ -73,6 +78,7 @@ class StateFields(msgspec.Struct, frozen=True, array_like=True):
 
     directory: bytes | None
     environment: Changes
+    program_arguments: tuple[bytes, ...] | None
     recursion_limit: int
     int_digits: int
     decimal: DecimalContext | None
@@ -106,6 +112,7 @@ class _Seen(NamedTuple):
 
     directory: bytes | None
     environment: dict[bytes, bytes]
+    program_arguments: list[str] | None
     recursion_limit: int
     int_digits: int
     #: The arguments of the thread's context, and of that of new threads.
@@ -201,6 +208,8 @@ def apply_state(data: bytes) -> None:
     if found.directory not in (None, current_directory()):
         os.chdir(os.fsdecode(found.directory))
     set_environment(with_changes(FIRST_ENVIRONMENT, found.environment))
+    texts = found.program_arguments
+    set_arguments(FIRST_ARGUMENTS if texts is None else [*map(unpack_text, texts)])
     sys.setrecursionlimit(found.recursion_limit)
     sys.set_int_max_str_digits(found.int_digits)
     if found.decimal is not None:
@@ -260,6 +269,7 @@ def _see() -> _Seen:
     return _Seen(
         current_directory(),
         current_environment(),
+        current_arguments(),
         sys.getrecursionlimit(),
         sys.get_int_max_str_digits(),
         None if decimal is None else decimal.getcontext().__reduce__()[1],
@@ -288,6 +298,7 @@ def _fields_of(seen: _Seen) -> StateFields:
     return StateFields(
         seen.directory,
         changes_to_send(),
+        _arguments_to_send(seen.program_arguments),
         seen.recursion_limit,
         seen.int_digits,
         None if seen.decimal is None else _decimal_context(*seen.decimal),
@@ -303,6 +314,14 @@ def _fields_of(seen: _Seen) -> StateFields:
         seen.special_errors,
         _filters(seen.filters),
     )
+
+
+def _arguments_to_send(found: list[str] | None) -> tuple[bytes, ...] | None:
+    if found is None:
+        return None
+    texts = tuple(map(pack_text, found))
+    is_long = sum(map(len, texts)) > ARGUMENTS_BYTES_MAX
+    return None if is_long and found == FIRST_ARGUMENTS else texts
 
 
 def _filters(found: list[Any]) -> tuple[WarningFilter, ...]:

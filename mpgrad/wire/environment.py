@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpgrad.base.environ import (
@@ -18,12 +19,53 @@ from mpgrad.base.environ import (
 )
 from mpgrad.base.interpreter import import_path, is_frozen
 
+_TEXTS = frozenset({str})
+
+
+def current_arguments() -> list[str] | None:
+    """A copy of ``sys.argv``; None if it is no list of texts, which no other process can have."""
+    found = getattr(sys, "argv", None)
+    return found[:] if isinstance(found, list) and _TEXTS.issuperset(map(type, found)) else None
+
+
+class KeptArguments:
+    """``sys.argv`` as it was, whatever it was: the same list, and the same in it."""
+
+    __slots__ = ("_found", "_items")
+
+    def __init__(self) -> None:
+        self._found = found = getattr(sys, "argv", None)
+        self._items = found[:] if isinstance(found, list) else []
+
+    def restore(self) -> None:
+        """Have it again."""
+        if isinstance(self._found, list):
+            self._found[:] = self._items
+        if self._found is None:
+            vars(sys).pop("argv", None)
+        else:
+            sys.argv = self._found
+
+
+def set_arguments(texts: Sequence[str]) -> None:
+    """Let ``sys.argv`` have these, if possible in the list that others have imported."""
+    if isinstance(getattr(sys, "argv", None), list):
+        sys.argv[:] = texts
+    else:
+        sys.argv = [*texts]
+
+
+#: ``sys.argv`` when this module was loaded; a worker's is that of its client at that time.
+FIRST_ARGUMENTS: list[str] = current_arguments() or [""]
+
 
 class WorkerEnvironment(NamedTuple):
-    """Import path, working directory, logging level, and the variables that the client has changed
-    before its workers began, with the values of before (None: there was none)."""
+    """Import path, ``sys.argv``, working directory, logging level, and the variables that the
+    client has changed before its workers began, with the values of before (None: there was
+    none)."""
 
     path: tuple[str, ...] | None
+    arguments: list[str]
     directory: str
     log_level: int
     variables: Changes
@@ -42,6 +84,7 @@ def capture_environment(branch_limit: int, *, has_checksums: bool = False) -> by
     environment = WorkerEnvironment(
         # A frozen application has its modules where no other interpreter finds them.
         path=None if is_frozen() else tuple(import_path()),
+        arguments=FIRST_ARGUMENTS,
         directory=os.getcwd(),
         log_level=logging.getLogger().getEffectiveLevel(),
         variables=changes_of_environment(current_environment(), FIRST_ENVIRONMENT),
@@ -52,10 +95,12 @@ def capture_environment(branch_limit: int, *, has_checksums: bool = False) -> by
 
 
 def restore_environment(data: bytes) -> WorkerEnvironment:
-    """Take over the client's import path and directory; return the rest."""
+    """Take over the client's import path, arguments and directory; return the rest."""
     environment: WorkerEnvironment = pickle.loads(data)
     if environment.path is not None:
         sys.path[:] = environment.path
+    FIRST_ARGUMENTS[:] = environment.arguments
+    set_arguments(FIRST_ARGUMENTS)
     # The directory may have been removed meanwhile; code that needs it raises an error.
     with contextlib.suppress(OSError):
         os.chdir(environment.directory)

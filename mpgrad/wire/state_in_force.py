@@ -23,6 +23,7 @@ from mpgrad.wire.captured_state import (
     changed_numpy_errors,
     current_directory,
 )
+from mpgrad.wire.environment import KeptArguments, current_arguments
 
 #: The beginnings of environment variables that libraries set for themselves when they are first
 #: used: PyTorch says where it has its caches.
@@ -44,7 +45,7 @@ def state_in_force(captured: CapturedState | None) -> Iterator[Callable[[], str]
         A function that names what user code has changed since then, of the working directory and
         ``os.environ``; empty: nothing.
     """
-    before = _Outside.now()
+    before, arguments = _Outside.now(), KeptArguments()
     is_other = captured is not None and capture_state().data != captured.data
     try:
         if captured is not None:
@@ -62,6 +63,8 @@ def state_in_force(captured: CapturedState | None) -> Iterator[Callable[[], str]
         now = _Outside.now()
         if now != before and (is_other or _is_alone()):
             before.restore(now)
+            if now.program_arguments != before.program_arguments:
+                arguments.restore()
 
 
 class _Outside(NamedTuple):
@@ -69,6 +72,7 @@ class _Outside(NamedTuple):
 
     directory: bytes | None
     environment: dict[bytes, bytes]
+    program_arguments: list[str] | None
     recursion_limit: int
     int_digits: int
     locale: str | None
@@ -87,6 +91,7 @@ class _Outside(NamedTuple):
         return cls(
             current_directory(),
             current_environment(),
+            current_arguments(),
             sys.getrecursionlimit(),
             sys.get_int_max_str_digits(),
             None if locale is None else locale.setlocale(locale.LC_ALL),

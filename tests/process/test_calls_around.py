@@ -8,6 +8,7 @@ import contextvars
 import decimal
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,35 @@ def test_a_variable_that_is_gone_is_gone_in_a_call(
         assert mg.parallel_map(around, [0])[0][1] is None
         monkeypatch.setenv("MPG_CASE", "after")
         assert mg.parallel_map(around, [0])[0][1] == "after"
+
+
+def arguments(_: int = 0) -> list[str]:
+    return [*sys.argv]
+
+
+def test_a_call_sees_the_arguments_of_the_program_as_they_are_now(
+    engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = ["program", *["file"] * 5000]
+    for case in (sys.argv, ["program", "--rate", "1"], ["program", "\udce9", ""], [], long):
+        monkeypatch.setattr(sys, "argv", case)
+        future = mg.fork(arguments)
+        assert mg.parallel_map(arguments, range(3)) == [case] * 3
+        assert mg.wait(future) == case
+
+
+@pytest.mark.parametrize("argv", ["text", [1, np.arange(3)], None])
+def test_arguments_that_are_no_texts_are_left_alone(
+    engine: mg.Engine, monkeypatch: pytest.MonkeyPatch, argv: Any
+) -> None:
+    if argv is None:
+        monkeypatch.delattr(sys, "argv")
+    else:
+        monkeypatch.setattr(sys, "argv", argv)
+    found = mg.parallel_map(lambda k: getattr(sys, "argv", None), range(3))
+    if engine.mode == "process":
+        assert all(type(text) is str for one in found for text in one)
+    assert getattr(sys, "argv", None) is argv
 
 
 def test_the_threads_of_libraries_stay_the_workers_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +240,29 @@ def test_settings_of_a_call_do_not_reach_the_next_one(engine: mg.Engine) -> None
     before = decimal.getcontext().prec, np.get_printoptions()["precision"]
     assert mg.parallel_map(sets, range(6)) == [before] * 6
     assert (decimal.getcontext().prec, np.get_printoptions()["precision"]) == before
+
+
+OTHERS = ["other", "arguments"]
+
+
+@pytest.mark.parametrize("changes", ["sets", "pops", "deletes", "spoils"])
+def test_arguments_that_a_call_changes_are_those_of_before(engine: mg.Engine, changes: str) -> None:
+    def change(k: int) -> None:
+        if changes == "sets":
+            sys.argv = OTHERS
+        elif changes == "pops":
+            sys.argv.pop()
+        elif changes == "deletes":
+            del sys.argv
+        else:
+            sys.argv[:] = [np.arange(3)]  # type: ignore[list-item]
+
+    before, texts = sys.argv, [*sys.argv]
+    mg.parallel_map(change, range(3))
+    assert mg.parallel_map(arguments, range(3)) == [texts] * 3
+    assert sys.argv is before
+    assert before == texts
+    assert OTHERS == ["other", "arguments"]
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from threadpoolctl import ThreadpoolController
 
 from mpgrad.engine.blas import reads_again
+from tests.process.conftest import script_environment
 
 pytestmark = pytest.mark.process
 
@@ -168,3 +170,50 @@ def test_workers_have_the_interpreters_flags(
     """They decide what ``assert`` and ``__debug__`` in installed code mean."""
     done = run_script(FLAGS)
     assert done.stdout == "21.0\n", done.stderr
+
+
+ARGUMENTS = """
+import argparse
+import sys
+import mpgrad as mg
+
+def item(k):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rate", type=float)
+    return k * parser.parse_args().rate, sys.argv[0]
+
+class Scales(mg.Function):
+    run_on = "worker"
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.numpy() * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * item(3)[0]
+
+if __name__ == "__main__":
+    assert mg.parallel_map(item, [1, 2]) == [(0.5, sys.argv[0]), (1.0, sys.argv[0])]
+    x = mg.ones(1, requires_grad=True)
+    Scales.apply(x).sum().backward()
+    print(x.grad.item())
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "-c", "-m", "-"])
+def test_workers_have_the_arguments_of_the_program(tmp_path: Path, how: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(ARGUMENTS)
+    start = {"script": [str(program)], "-c": ["-c", ARGUMENTS], "-m": ["-m", "program"], "-": ["-"]}
+    done = subprocess.run(
+        [sys.executable, *start[how], "--rate", "0.5"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=tmp_path,
+        env=script_environment(),
+        input=ARGUMENTS,
+    )
+    assert done.stdout == "1.5\n", done.stderr

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from mpgrad.engine.session import Session
 from mpgrad.scheduler import tuning
 from mpgrad.scheduler.client_state import ClientState
 from mpgrad.scheduler.events import GraphCancelled
-from tests.leftovers import wait_until
+from tests.leftovers import Leftovers, is_alive, left_since, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -274,3 +276,99 @@ def test_results_that_ctrl_c_overtook_are_given_back(
         mg.exp(x).sum().backward()
     assert x.grad is None
     assert live_blocks(own_engine) == 0
+
+
+# ---------------------------------------------------------------------- that nobody can reach
+
+
+@pytest.fixture
+def default_again() -> Iterator[None]:
+    yield
+    mg.set_engine(None)
+
+
+def used_and_set(use: str) -> tuple[list[int], Any]:
+    """The processes of a new engine that is set and was used, and what it has given."""
+    engine = mg.Engine("process", cpu_workers=1)
+    mg.set_engine(engine)
+    given: Any
+    if use == "backward":
+        x = mg.ones(300, 300, requires_grad=True)
+        (x * 2).sum().backward()
+        given = x.grad
+    elif use == "map":
+        (given,) = mg.parallel_map(lambda k: mg.full((300, 300), k), [2.0])
+    else:
+        given = mg.fork(mg.full, (300, 300), 2.0).result(60)
+    coordinator = engine.coordinator_pid
+    assert coordinator is not None
+    return [coordinator, *engine.worker_pids()], given
+
+
+@pytest.mark.parametrize("use", ["backward", "map", "fork"])
+def test_an_engine_that_another_one_replaces_ends(use: str, default_again: None) -> None:
+    """Who runs a cell of a notebook again has set a new engine, and let go of the old one."""
+    before = Leftovers.now()
+    pids, given = used_and_set(use)
+    mg.set_engine(mg.Engine("local"))
+    assert wait_until(lambda: gc.collect() >= 0 and not any(map(is_alive, pids)))
+    assert given.sum().item() == 2 * 300 * 300
+    del given
+    assert left_since(before) == ""
+
+
+def test_the_end_of_an_engine_takes_no_lock_in_the_collector(default_again: None) -> None:
+    """This thread may hold it: the collector runs anywhere."""
+    before = Leftovers.now()
+    used_and_set("map")
+    with threading._active_limbo_lock:  # type: ignore[attr-defined]
+        mg.set_engine(None)
+        gc.collect()
+    assert left_since(before) == ""
+
+
+def test_a_fork_that_runs_keeps_its_engine(tmp_path: Path, default_again: None) -> None:
+    path = str(tmp_path / "go")
+    os.mkfifo(path)
+
+    def reads() -> str:
+        with open(path) as file:
+            return file.read()
+
+    before = Leftovers.now()
+    mg.set_engine(mg.Engine("process", cpu_workers=1))
+    future = mg.fork(reads)
+    mg.set_engine(None)
+    gc.collect()
+    with open(path, "w") as file:
+        file.write("go")
+    assert future.result(60) == "go"
+    assert left_since(before) == ""  # though the Future is there
+
+
+def test_a_forked_child_ends_nothing_of_its_parent(default_again: None) -> None:
+    pids, _ = used_and_set("fork")
+    child = os.fork()
+    if child == 0:
+        try:
+            mg.set_engine(None)
+            gc.collect()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    mg.ones(2, requires_grad=True).sum().backward()
+    engine = mg.current_engine()
+    assert [engine.coordinator_pid, *engine.worker_pids()] == pids
+    engine.close()
+
+
+def test_an_engine_ends_as_soon_as_nobody_can_reach_it(default_again: None) -> None:
+    """Without the collector, which may not come for long."""
+    gc.disable()
+    try:
+        pids, _ = used_and_set("map")
+        mg.set_engine(None)
+        assert wait_until(lambda: not any(map(is_alive, pids)))
+    finally:
+        gc.enable()

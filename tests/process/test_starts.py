@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -388,3 +390,76 @@ def test_a_start_that_has_failed_is_not_tried_again(monkeypatch: pytest.MonkeyPa
         execution._start_in_background()
         assert not any("mpgrad-starter" in one.name for one in threading.enumerate())
     assert tried == [1]
+
+
+# ---------------------------------------------------------------------- closed too early
+
+
+@pytest.mark.parametrize("forks", [1, 20], ids=["one that runs", "and some that wait"])
+def test_forks_that_run_at_the_end_of_the_block_say_so(forks: int, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+
+    def waits(number: int) -> None:
+        if number == 0:
+            begun.write_text("yes")
+        threading.Event().wait()
+
+    with mg.Engine("process", cpu_workers=1):
+        futures = [mg.fork(waits, number) for number in range(forks)]
+        begun.read_text()
+    for future in futures:
+        with pytest.raises(mg.errors.EngineClosed) as caught:
+            future.result(60)
+        said = str(caught.value)
+        assert "closed before the call of" in said
+        assert "waits had ended. Wait for all forks" in said
+        assert "thread" not in said
+
+
+def waits_for_ever() -> None:
+    threading.Event().wait()
+
+
+def test_a_fork_whose_engine_has_hardly_begun_says_the_same() -> None:
+    with mg.Engine("process", cpu_workers=1):
+        future = mg.fork(waits_for_ever)
+    with pytest.raises(mg.errors.EngineClosed, match="the engine was closed before the call of"):
+        future.result(60)
+
+
+@pytest.mark.parametrize("ends", ["close", "death"])
+def test_a_map_that_loses_its_processes_is_no_backward(ends: str, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    said = []
+
+    def waits(number: int) -> None:
+        begun.write_text("yes")
+        threading.Event().wait()
+
+    def run() -> None:
+        try:
+            mg.parallel_map(waits, [0])
+        except mg.errors.MpgradError as error:
+            said.append(str(error))
+
+    with mg.Engine("process", cpu_workers=1) as engine:
+        thread = threading.Thread(target=run)
+        thread.start()
+        begun.read_text()
+        if ends == "close":
+            engine.close()
+        else:
+            os.kill(engine.coordinator_pid, signal.SIGKILL)
+        thread.join()
+    assert "while calls were running in its workers" in said[0]
+    assert "backward" not in said[0]
+
+
+def test_a_fork_that_nobody_has_asked_for_names_the_line_that_began_it() -> None:
+    with mg.Engine("process", cpu_workers=1):
+        mg.fork(waits_for_ever)
+    with pytest.warns(RuntimeWarning, match="nobody has asked for its result") as said:
+        gc.collect()
+    assert said[0].filename == __file__

@@ -15,8 +15,10 @@ import pytest
 
 from mpgrad.base import interpreter
 from mpgrad.errors import ProtocolError
+from mpgrad.wire import captured_state
+from mpgrad.wire.captured_state import capture_state
 from mpgrad.wire.endpoint import Endpoint
-from mpgrad.wire.environment import capture_environment
+from mpgrad.wire.environment import FIRST_ARGUMENTS, capture_environment
 from mpgrad.wire.setup import (
     CoordinatorSetup,
     WorkerSetup,
@@ -91,6 +93,7 @@ environment = restore_environment(sys.stdin.buffer.read())
 print(sys.path[0])
 print(os.getcwd())
 print(environment.log_level)
+print(sys.argv)
 """
 
 
@@ -113,4 +116,16 @@ def test_a_child_takes_over_the_client_s_surroundings(
         "/nowhere/in/particular",
         os.path.realpath(str(tmp_path)),
         str(logging.ERROR),
+        repr(FIRST_ARGUMENTS),
     ]
+
+
+def test_a_long_command_line_is_sent_only_if_it_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long = ["program", *["file"] * 5000]
+    monkeypatch.setattr(sys, "argv", long)
+    assert len(capture_state().data) > 20_000
+    monkeypatch.setattr(captured_state, "FIRST_ARGUMENTS", long.copy())
+    monkeypatch.setattr(captured_state, "_last", None)
+    assert len(capture_state().data) < 20_000
