@@ -7,7 +7,7 @@ has a copy, and the caller's own goes on from where that has stopped.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -34,14 +34,15 @@ def seed_generators(library: ArrayLibrary, seed: tuple[int, int, int], index: in
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
-    """Leave NumPy's and Python's generators as they were; a worker's belong to nobody."""
+def generators_kept(library: ArrayLibrary) -> Iterator[None]:
+    """Leave this process's generators as they were; a worker's belong to nobody."""
     if engine_slot.is_worker:
         yield
         return
     numpys, pythons = np.random.get_state(), random.getstate()
     try:
-        yield
+        with library.generator_kept():
+            yield
     finally:
         np.random.set_state(numpys)
         random.setstate(pythons)
@@ -62,29 +63,65 @@ class Drawn(NamedTuple):
     states: tuple[tuple[int, int, Any], ...]
 
 
+class GeneratorKind(NamedTuple):
+    """A class of random generators.
+
+    Attributes:
+        cls: the class.
+        state: gives the state of one, as a value whose ``repr`` shows all of it.
+        set_state: gives one such a state.
+    """
+
+    cls: type[Any]
+    state: Callable[[Any], Any]
+    set_state: Callable[[Any, Any], None]
+
+
+def _numpys(generator: Any) -> Any:
+    return generator.bit_generator.state
+
+
+def _set_numpys(generator: Any, state: Any) -> None:
+    generator.bit_generator.state = state
+
+
+def _pythons(generator: random.Random) -> Any:
+    return generator.getstate() if type(generator) is random.Random else None
+
+
+#: Array libraries add theirs.
+GENERATORS = [
+    GeneratorKind(np.random.Generator, _numpys, _set_numpys),
+    GeneratorKind(
+        Generator, lambda one: _numpys(one.numpy()), lambda one, new: _set_numpys(one.numpy(), new)
+    ),
+    GeneratorKind(
+        np.random.RandomState,
+        lambda one: one.get_state(legacy=False),
+        np.random.RandomState.set_state,
+    ),
+    GeneratorKind(random.Random, _pythons, random.Random.setstate),
+]
+
+
+def _kind_of(value: Any) -> GeneratorKind | None:
+    for kind in GENERATORS:
+        if isinstance(value, kind.cls):
+            return kind
+    return None
+
+
 def state_of(value: Any) -> Any:
     """The state of a random generator; None for anything else."""
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    if isinstance(value, Generator):
-        return value.numpy().bit_generator.state
-    if isinstance(value, np.random.RandomState):
-        return value.get_state(legacy=False)
-    if type(value) is random.Random:
-        return value.getstate()
-    return None
+    kind = _kind_of(value)
+    return None if kind is None else kind.state(value)
 
 
 def go_on(value: Any, state: Any) -> None:
     """Give a generator the state of its copy."""
-    if isinstance(value, np.random.Generator):
-        value.bit_generator.state = state
-    elif isinstance(value, Generator):
-        value.numpy().bit_generator.state = state
-    elif isinstance(value, np.random.RandomState):
-        value.set_state(state)
-    else:
-        value.setstate(state)
+    kind = _kind_of(value)
+    if kind is not None:
+        kind.set_state(value, state)
 
 
 def states_of(args: Sequence[Any]) -> dict[int, Any]:

@@ -32,14 +32,17 @@ class ResultPickler(ByValue):
         # A method of its own would be a cycle, which would keep all results for a while.
         super().__init__(stream, protocol=5, buffer_callback=partial(_keep_buffer, buffers))
         self._number_of, self.library = number_of, library
+        #: The numbers of the tensors whose state has been told.
+        self._told: set[int] = set()
 
     def persistent_id(self, obj: Any) -> Any:
         if not isinstance(obj, self.library.tensor_class):
             return None
         self.library.require_fit(obj)
         number = self._number_of(obj)
-        if number < 0 or obj.grad_fn is not None:
+        if number < 0 or number in self._told or obj.grad_fn is not None:
             return number
+        self._told.add(number)
         state = self.library.state_of(obj)
         # A leaf that the call has made: a parameter of a model that it has trained.
         return number if state is None else (number, state)

@@ -297,7 +297,8 @@ class ForkedBranch:
             )
         ]
         branch = made_again(ran.call, inputs, ran.digest, is_copy=False)
-        require_unsaved(ran.call, branch, changed)
+        if changed:
+            require_unsaved(ran.call, branch, changed)
         given: list[torch.Tensor | None] = [None] * ran.output_count
         for number, grad in zip(ran.wanted, grads, strict=True):
             given[number] = grad

@@ -7,8 +7,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.modules import module as modules
+from torch.nn.utils import parametrize
+from torch.utils._device import DeviceContext
 
 from mpgrad.autograd.running import engine_slot
+from mpgrad.calls.own_tensors import HOOKS_OF_ALL
 
 #: Smaller than any normal number: times one it is zero if denormal numbers are flushed.
 _DENORMAL = 5e-324
@@ -63,6 +67,22 @@ def current_modes() -> Modes:
     )
 
 
+def require_no_others() -> None:
+    """Refuse what would change operations and Modules in this process alone.
+
+    Raises:
+        RuntimeError: there is a TorchFunctionMode, a TorchDispatchMode, or a hook of all Modules.
+    """
+    for mode in (*_function_modes(), *_dispatch_modes()):
+        if type(mode) is not DeviceContext or mode.device.type != "cpu":
+            raise RuntimeError(
+                f"a map or a fork inside of {type(mode).__name__}, which no worker has: enter it "
+                "inside of what is called"
+            )
+    if any(vars(modules)[name] for name in _HOOKS_OF_ALL):
+        raise RuntimeError(HOOKS_OF_ALL)
+
+
 @contextmanager
 def entered(modes: Modes) -> Iterator[None]:
     """Have these modes, one thread, and random numbers that nobody else sees."""
@@ -73,6 +93,9 @@ def entered(modes: Modes) -> Iterator[None]:
             torch.set_num_threads(1)
             stack.callback(torch.set_num_threads, threads)
             stack.callback(torch.default_generator.set_state, torch.default_generator.get_state())
+            # What parametrize.cached() has kept are tensors of the caller's graph.
+            stack.callback(setattr, parametrize, "_cache_enabled", parametrize._cache_enabled)
+            parametrize._cache_enabled = 0
         if before[6:] != modes[6:]:
             stack.callback(_set, before)
             _set(modes)
@@ -95,6 +118,25 @@ def _set(modes: Modes) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = modes.fills
     torch.set_flush_denormal(modes.flushes)
     torch.backends.mkldnn.set_flags(modes.onednn)
+
+
+# ---------------------------------------------------------------------- private names of torch
+
+_HOOKS_OF_ALL = [
+    name
+    for name, found in vars(modules).items()
+    if name.startswith("_global_") and name.endswith("_hooks") and isinstance(found, dict)
+]
+
+
+def _nothing() -> list[Any]:
+    return []
+
+
+_function_modes = getattr(torch.overrides, "_get_current_function_mode_stack", _nothing)
+_dispatch_modes = getattr(
+    torch.utils._python_dispatch, "_get_current_dispatch_mode_stack", _nothing
+)
 
 
 def _name(dtype: torch.dtype) -> str:

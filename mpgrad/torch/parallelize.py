@@ -30,6 +30,7 @@ from mpgrad.torch.branch_nodes import (
     backward_number,
 )
 from mpgrad.torch.derivative_tasks import Derived
+from mpgrad.torch.function_backward import Backward, copied, held_elsewhere
 from mpgrad.torch.shared_results import SharedResult
 from mpgrad.torch.tensors import KNOWS_HOOKS, LIBRARY
 
@@ -42,10 +43,11 @@ def parallelize(*classes: type[Any]) -> None:
     """Let workers run the backward of these custom Functions, wherever the program applies them.
 
     Forward runs as before. ``loss.backward()`` hands each ctx (``saved_tensors``, attributes) to a
-    worker, side by side with others. Calls inside of ``torch.func`` and ``torch.compile``, and
-    Functions that call ``mark_dirty`` or ``set_materialize_grads``, run as before, and so does a
-    backward with ``create_graph=True``. So does one whose ctx cannot travel; a PerformanceWarning
-    says why, once for each class. In ``local`` the backward runs in this process.
+    worker, side by side with others. Attributes that it sets there come back. Calls inside of
+    ``torch.func`` and ``torch.compile``, and Functions that call ``mark_dirty`` or
+    ``set_materialize_grads``, run as before, and so does a backward with ``create_graph=True``. So
+    does one whose ctx cannot travel; a PerformanceWarning says why, once for each class. In
+    ``local`` the backward runs in this process.
 
     Raises:
         TypeError: one of them is no ``torch.autograd.Function``.
@@ -161,21 +163,32 @@ class _ParallelizedCall(ForkedBranch):
 
     def _gradients(self, grads: Sequence[torch.Tensor | None]) -> Any:
         node: Any = self._node
-        given = self._materialized(grads)
-        task = (dict(vars(node)), node.saved_tensors, node.needs_input_grad, given)
-        run = _Backward(self._cls)
-        is_here = is_serving_thread() or placing.mode() == "local"
-        if not is_here and not are_batched(grads):
-            try:
-                future = fork_of(LIBRARY, run, task, {}, _next_seed(), self._is_begun)
-                return _Picked(future, self._places)
-            except TypeError as error:
-                _warn_once(self._cls, str(error))
-        found = run(*task)
-        return [found[at] for at in self._places]
+        given, run = self._materialized(grads), Backward(self._cls)
+        if are_batched(grads):
+            return self._on_node(run, given)
+        attributes = vars(node)
+        picked = functools.partial(_picked, run, node, held_elsewhere(attributes), self._places)
+        task = (copied(attributes, {}), node.saved_tensors, node.needs_input_grad, given)
+        if is_serving_thread() or placing.mode() == "local":
+            return picked(run(*task))
+        try:
+            future = fork_of(
+                LIBRARY,
+                run,
+                task,
+                {},
+                _next_seed(),
+                lambda begun: self._is_under_way(_Picked(begun, picked)),
+            )
+        except TypeError as error:
+            _warn_once(self._cls, str(error))
+            return self._on_node(run, given)
+        return _Picked(future, picked)
 
-    def _is_begun(self, future: ForkFuture) -> None:
-        self._is_under_way(_Picked(future, self._places))
+    def _on_node(self, run: Backward, given: list[Any]) -> list[Any]:
+        """The gradients, by torch's own Node."""
+        node: Any = self._node
+        return _of_tensors(run, run.gradients(node, len(self._args), given), self._places)
 
     def _materialized(self, grads: Sequence[torch.Tensor | None]) -> list[Any]:
         given: list[Any] = [
@@ -212,40 +225,39 @@ class _ParallelizedCall(ForkedBranch):
 
 
 class _Picked(Derived):
-    """The results at some places of what another Future gives."""
+    """What ``picked`` makes of the result of another Future."""
 
-    def __init__(self, source: ForkFuture, places: list[int]) -> None:
+    def __init__(self, source: ForkFuture, picked: Callable[[Any], Any]) -> None:
         super().__init__()
-        self._source, self._places, self.stop = source, places, source.stop
+        self._source, self._picked, self.stop = source, picked, source.stop
         source.is_asked_for = True
 
     def result(self, timeout: float | None = None) -> Any:
-        found = self._source.result(timeout)
-        return [_plain(found[at]) for at in self._places]
+        return self._picked(self._source.result(timeout))
 
 
-class _Backward:
-    """The backward of a Function as a function of what its ctx has. The class itself travels only
-    if that reads it."""
+def _picked(
+    run: Backward, node: Any, held: frozenset[str], places: list[int], found: Any
+) -> list[Any]:
+    """The gradients of the tensors in what ``run`` has given; the Node gets what has changed."""
+    gradients, changes = found
+    changes.bring_back(node, held, run.__qualname__)
+    return _of_tensors(run, gradients, places)
 
-    def __init__(self, cls: Any) -> None:
-        is_vjp = cls.vjp is not torch.autograd.Function.vjp
-        self.__wrapped__ = cls.vjp if is_vjp else cls.backward
-        self.__qualname__ = f"{cls.__qualname__}.backward"
-        self._name = cls.__name__
-        self.__module__ = cls.__module__
 
-    def __call__(self, attributes: Any, saved: Any, needs: Any, grads: Any) -> tuple[Any, ...]:
-        ctx = types.SimpleNamespace(saved_tensors=saved, needs_input_grad=needs, **attributes)
-        found = self.__wrapped__(ctx, *grads)
-        found = found if isinstance(found, tuple) else (found,)
-        count, given = len(needs), len(found)
-        if given < count or any(one is not None for one in found[count:]):  # as torch says it
+def _of_tensors(run: Backward, gradients: Sequence[Any], places: list[int]) -> list[Any]:
+    """The gradients at the places of tensors.
+
+    Raises:
+        RuntimeError: there is one at another place.
+    """
+    for at, one in enumerate(gradients):
+        if one is not None and at not in places:  # as torch says it
             raise RuntimeError(
-                f"function {self._name}Backward returned an incorrect number of gradients "
-                f"(expected {count}, got {given})"
+                f"function {run.node_name} returned a gradient different than None at position "
+                f"{at + 1}, but the corresponding forward input was not a Variable"
             )
-        return found[:count]
+    return [_plain(gradients[at]) for at in places]
 
 
 class _Begun(PerThread):

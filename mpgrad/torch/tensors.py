@@ -5,7 +5,7 @@ from __future__ import annotations
 import copyreg
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.branch import Branch
 from mpgrad.calls.call import InputKind, Ran
 from mpgrad.calls.preloading import LIBRARIES
+from mpgrad.calls.random_numbers import GENERATORS, GeneratorKind
 from mpgrad.parallel import placing
 from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.torch import branch_nodes
@@ -30,7 +31,7 @@ from mpgrad.torch.memory import (
     snapshot,
     tensor_over,
 )
-from mpgrad.torch.modes import Modes, current_modes, entered
+from mpgrad.torch.modes import Modes, current_modes, entered, require_no_others
 from mpgrad.torch.shared_parameters import SharedParameters
 from mpgrad.torch.shared_results import SharedResult
 from mpgrad.wire.programs import ResultTensor
@@ -117,6 +118,9 @@ class TorchTensors(ArrayLibrary):
 
     # ------------------------------------------------------------------ running
 
+    def require_own_surroundings(self) -> None:
+        require_no_others()
+
     def modes(self) -> Modes:
         return current_modes()
 
@@ -130,6 +134,14 @@ class TorchTensors(ArrayLibrary):
     def seed(self, drawn: int, index: int) -> None:
         # The generator takes 32 bits. The items of a call have different ones.
         torch.default_generator.manual_seed((drawn + index + 0x9E3779B9 * (index >> 32)) % 2**32)
+
+    @contextmanager
+    def generator_kept(self) -> Iterator[None]:
+        before = torch.default_generator.get_state()
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(before)
 
     def add(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         return first + second
@@ -149,12 +161,10 @@ class TorchTensors(ArrayLibrary):
             for number, one in enumerate(branch.inputs)
             if one.numel()
         }
-        found = set()
-        for saved in _saved_by(branch.outputs):
-            number = storages.get(saved.untyped_storage().data_ptr())
-            if number is not None:
-                found.add(number)
-        return sorted(found)
+        saved = set(map(_storage, _saved_by(branch.outputs)))
+        if None in saved:
+            return [*range(len(branch.inputs))]
+        return sorted({storages[one] for one in saved if one in storages})
 
     def used_inputs(self, branch: Branch) -> tuple[Sequence[int], Sequence[int]]:
         # What is saved is asked for when an input has changed, which is rare.
@@ -209,14 +219,17 @@ class TorchTensors(ArrayLibrary):
         return tensor_over(bytes_of(tensor, layout).copy(), layout)
 
     def state_of(self, leaf: torch.Tensor) -> Any:
-        if type(leaf) is torch.Tensor and not leaf.requires_grad:
+        is_parameter, grad = isinstance(leaf, torch.nn.Parameter), leaf.grad
+        if not is_parameter and not leaf.requires_grad and grad is None:
             return None
-        return type(leaf) is torch.nn.Parameter, leaf.requires_grad, leaf.grad
+        return is_parameter, leaf.requires_grad, grad
 
     def with_state(self, tensor: torch.Tensor, state: Any) -> torch.Tensor:
         is_parameter, requires_grad, grad = state
-        if is_parameter:
-            tensor = torch.nn.Parameter(tensor, requires_grad=requires_grad)
+        if is_parameter and type(tensor) is SharedResult:
+            tensor._is_param = True  # type: ignore[attr-defined]
+        elif is_parameter:
+            tensor.__class__ = torch.nn.Parameter
         tensor.requires_grad_(requires_grad)
         tensor.grad = grad
         return tensor
@@ -243,6 +256,13 @@ class TorchTensors(ArrayLibrary):
 
 
 LIBRARY = TorchTensors()
+GENERATORS.append(
+    GeneratorKind(
+        torch.Generator,
+        lambda one: one.get_state().numpy().tobytes(),
+        lambda one, new: one.set_state(torch.frombuffer(bytearray(new), dtype=torch.uint8)),
+    )
+)
 
 if engine_slot.is_worker:
     torch.set_num_threads(1)
@@ -284,6 +304,16 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     start = tensor.data_ptr()
     layout = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride()
     return start, start + nbytes_of(layout) if start else 0
+
+
+def _storage(tensor: torch.Tensor) -> int | None:
+    """The address of the memory of what is saved, 0 if it has none; None: it is not known."""
+    if tensor._is_zerotensor():  # of forward derivatives
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # a sparse tensor, or one inside of torch.func
+        return None
 
 
 def _leaves_behind(outputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
