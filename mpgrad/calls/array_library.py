@@ -44,6 +44,14 @@ class ArrayLibrary(ABC):
         """How an object that is no Tensor is pickled, as ``reducer_override``."""
         return NotImplemented
 
+    def require_own(self, obj: Any) -> None:
+        """Refuse an object that a function reaches and that would get no gradient.
+
+        Raises:
+            TypeError: it is a Tensor of another library.
+        """
+        return
+
     @abstractmethod
     def kind(self, tensor: Any, is_buffer: bool, name: str) -> InputKind:
         """What a Tensor is beside its array."""
@@ -104,6 +112,14 @@ class ArrayLibrary(ABC):
     def modes(self) -> tuple[Any, ...]:
         """The modes of the calling thread that a function may notice, as plain values."""
 
+    def require_own_surroundings(self) -> None:
+        """Refuse what changes the calls of the library in this process alone.
+
+        Raises:
+            RuntimeError: there is such a thing.
+        """
+        return
+
     @abstractmethod
     def entered(self, modes: tuple[Any, ...]) -> AbstractContextManager[None]:
         """Have these modes, and leave the library's random numbers of this process as they were."""
@@ -115,6 +131,10 @@ class ArrayLibrary(ABC):
     @abstractmethod
     def seed(self, drawn: int, index: int) -> None:
         """Let the library's generator give the random numbers of item ``index``."""
+
+    @abstractmethod
+    def generator_kept(self) -> AbstractContextManager[None]:
+        """Leave the library's generator of this process as it was."""
 
     @abstractmethod
     def add(self, first: Any, second: Any) -> Any:
@@ -137,6 +157,10 @@ class ArrayLibrary(ABC):
         Raises:
             RuntimeError: a gradient would be lost: a leaf that is no input was there before.
         """
+
+    def runs_user_code(self, branch: Branch) -> bool:
+        """Whether its backward may run code of the user's."""
+        return True
 
     def standing_leaves(self, branch: Branch) -> Sequence[Any]:
         """The leaves in a branch's graph that are no inputs and that something else holds, too; of

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
@@ -21,9 +20,15 @@ from mpgrad.calls.array_library import ArrayLibrary, library_of
 from mpgrad.calls.attempts import Attempts
 from mpgrad.calls.call import BranchCall, Item
 from mpgrad.calls.classes import held_by_classes
-from mpgrad.calls.custom_functions.process_state import is_installed_namespace
-from mpgrad.calls.random_numbers import Drawn, drawn_from, seed_generators, states_of
-from mpgrad.calls.reached_state import ReachedState
+from mpgrad.calls.item_errors import CHANGED, error_of_item
+from mpgrad.calls.random_numbers import (
+    Drawn,
+    drawn_from,
+    generators_kept,
+    seed_generators,
+    states_of,
+)
+from mpgrad.calls.reached_state import Change, ReachedState
 from mpgrad.calls.results import can_return, dump_result
 from mpgrad.calls.unpicklable import why_it_does_not_travel
 from mpgrad.calls.unreached_leaves import require_own_leaves
@@ -33,13 +38,12 @@ from mpgrad.wire.state_in_force import state_in_force
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-_CHANGED = (
-    "{name} has changed {what} in place, which it shares with other calls. Work on a copy of it "
-    "(.clone() of a tensor, .copy() of an array), and return what the caller needs"
-)
+#: Added to the numbers of items: random numbers of a backward are others than its forward's.
+_OF_BACKWARD = 1 << 40
+
 _LOST = (
     "{name} has changed {what}, which would be lost: a call works on copies of what it reaches. "
-    "{remedy}. changes=(...) of parallel_map() names attributes that may be lost"
+    "{remedy}"
 )
 _AROUND = (
     "{name} has changed {what}, which would be lost: it is as it was for the next call. Undo it "
@@ -47,6 +51,7 @@ _AROUND = (
     "before parallel_map()"
 )
 _RETURN = "Return it as a part of the result"
+_RETURN_GRADIENTS = "Compute the gradient inside with grad(), and return what the caller needs"
 _SPAWN = "Give each item a generator of its own as an argument (rng.spawn(n) of NumPy, or a seed)"
 _NO_RESULT = "the result of {name} cannot travel to the caller"
 _OTHER_RESULT = "Return what it is made of: tensors, arrays, numbers, texts, objects that hold such"
@@ -73,6 +78,8 @@ class Branch(NamedTuple):
         changed: the numbers of the inputs that have changed and may (Modules' buffers).
         grown: the bytes that this process has gained meanwhile, if its library asks for that.
         made: the leaves that were made meanwhile, by ``id``; None: nobody asks.
+        call: that has recorded it; None: it has no graph.
+        reached: what its backward must leave as it is; None: nobody looks.
     """
 
     library: ArrayLibrary
@@ -83,6 +90,8 @@ class Branch(NamedTuple):
     changed: list[int]
     grown: int = 0
     made: dict[int, Any] | None = None
+    call: BranchCall | None = None
+    reached: Any = None
 
     @property
     def is_recorded(self) -> bool:
@@ -109,6 +118,10 @@ class Branch(NamedTuple):
             grads: for each output its gradient, a tensor or None.
             needs: for each input, whether its gradient is wanted.
             create_graph: record the computation.
+
+        Raises:
+            BaseException: what user code raises.
+            RuntimeError: user code has changed what it reaches.
         """
         pairs = [
             (output, grad)
@@ -122,7 +135,7 @@ class Branch(NamedTuple):
         found: list[Any] = [None] * len(self.inputs)
         if not pairs or not wanted:
             return found
-        with engine_slot.locally():
+        with engine_slot.locally(), self._numbers_of_backward(), self._watched_backward():
             results = self.library.gradients(
                 [output for output, _ in pairs],
                 [self.inputs[number] for number in wanted],
@@ -132,6 +145,28 @@ class Branch(NamedTuple):
         for number, result in zip(wanted, results, strict=True):
             found[number] = result
         return found
+
+    @contextmanager
+    def _numbers_of_backward(self) -> Iterator[None]:
+        """User code draws random numbers of its item: others than in forward, the same anywhere."""
+        if self.call is None or not self.library.runs_user_code(self):
+            yield
+            return
+        with generators_kept(self.library):
+            index = self.call.items[0].number + _OF_BACKWARD
+            seed_generators(self.library, self.call.seed, index)
+            yield
+
+    @contextmanager
+    def _watched_backward(self) -> Iterator[None]:
+        """Check, of a call that is watched, that user code leaves what it reaches as it is."""
+        if self.reached is None or self.call is None or self.call.watched is None:
+            yield
+            return
+        state = ReachedState(self.reached, self.call.watched, self.library.tensor_class)
+        yield
+        if (change := state.what_changed(self.reached)) is not None:
+            raise _lost(self.call, self.reached, change, _RETURN_GRADIENTS, " in its backward")
 
 
 def record(call: BranchCall, inputs: Sequence[Any], *, is_copy: bool = True) -> Branch:
@@ -172,11 +207,12 @@ def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
         if call.held
         else nullcontext(),
     ):
-        results, drawn = [], list[tuple[int, int, Any]]()
+        results, drawn, reached = [], list[tuple[int, int, Any]](), list[Any]()
         for item in call.items:
             run = functools.partial(_item, call, item, attempts, library, changed_around)
-            one, from_generators = attempts.of_item(item.number, run)
+            one, from_generators, its = attempts.of_item(item.number, run)
             results.append(one)
+            reached.append({**its, "its result": one})
             drawn += from_generators
         result = results[0]
         if call.is_sum:
@@ -188,7 +224,10 @@ def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
     changed = _changed(call, inputs, before, kept, hidden, library, is_copy=is_copy)
     data, buffers, outputs = _dumped(call, result, inputs, library)
     grown = library.held() - held
-    branch = Branch(library, data, buffers, outputs, list(inputs), changed, grown, made)
+    until_backward = None if call.watched is None else reached[0] if len(reached) == 1 else reached
+    branch = Branch(
+        library, data, buffers, outputs, list(inputs), changed, grown, made, call, until_backward
+    )
     if call.seeks_lost and branch.is_recorded:
         require_own_leaves(call, branch, record)
     return branch
@@ -200,8 +239,8 @@ def _item(
     attempts: Attempts,
     library: ArrayLibrary,
     changed_around: Callable[[], str],
-) -> tuple[Any, list[tuple[int, int, Any]]]:
-    """The result of one item, and what it has drawn from its generators."""
+) -> tuple[Any, list[tuple[int, int, Any]], dict[str, Any]]:
+    """The result of one item, what it has drawn from its generators, and what it reaches."""
     args = attempts.receiver.load(item.data, item.buffers)
     fn, shared, keywords = attempts.fn, attempts.shared, attempts.keywords
     seed_generators(library, call.seed, item.number)
@@ -211,7 +250,8 @@ def _item(
     attempts.receiver.set_context()
     with _watched(call, reached, library, changed_around):
         result = _called(call, item, fn, (*args, *shared), keywords, len(args))
-    return result, [*drawn_from(item.number, generators, args)] if generators else []
+    drawn = [*drawn_from(item.number, generators, args)] if generators else []
+    return result, drawn, reached
 
 
 def _called(
@@ -228,8 +268,8 @@ def _called(
     except StopIteration as error:
         raise accidental_end(f"{call.name} of item {item.number}") from error
     except BaseException as error:
-        error = _explained(error, call)
-        error.add_note(f"in {call.name} of item {item.number}{_shapes(args[:own])}")
+        tensor = library_of(call.library).tensor_class
+        error = error_of_item(error, call.name, item.number, args[:own], tensor)
         raise error
 
 
@@ -247,8 +287,19 @@ def _watched(
         raise RuntimeError(_AROUND.format(name=call.name, what=change_around))
     change = state.what_changed(reached)
     if change is not None:
-        remedy = _SPAWN if change.is_generator else _RETURN
-        raise RuntimeError(_LOST.format(name=call.name, what=f"`{change.path}`", remedy=remedy))
+        raise _lost(call, reached, change, _RETURN)
+
+
+def _lost(
+    call: BranchCall, reached: Any, change: Change, remedy: str, when: str = ""
+) -> RuntimeError:
+    """The error for what would be lost; ``when`` it was changed, in words."""
+    own = getattr(reached.get(""), "remedy", "") if isinstance(reached, dict) else ""
+    remedy = own or (_SPAWN if change.is_generator else remedy)
+    if change.name and not own:
+        remedy += f". changes=({change.name!r},) of parallel_map() lets that be lost"
+    what = f"`{change.path}`{when}"
+    return RuntimeError(_LOST.format(name=call.name, what=what, remedy=remedy))
 
 
 def _dumped(
@@ -288,38 +339,6 @@ def has_history(output: Any) -> bool:
     return bool(output.requires_grad) and output.grad_fn is not None
 
 
-def _explained(error: BaseException, call: BranchCall) -> BaseException:
-    """The error of a write into an input's memory, in words; any other as it is."""
-    if isinstance(error, ValueError | RuntimeError) and "read-only" in str(error):
-        what = f"a tensor or an array{_place_of(error)}"
-        found = RuntimeError(_CHANGED.format(name=call.name, what=what))
-        found.__cause__ = error
-        return found
-    return error
-
-
-def _place_of(error: BaseException) -> str:
-    """The line of the user's program that raised ``error``."""
-    frames = [
-        frame
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-        if not is_installed_namespace(frame.f_globals)
-        and frame.f_globals.get("__name__") != __name__
-    ]
-    if not frames:
-        return ""
-    frame = frames[-1]
-    return f" (line {frame.f_lineno} of {frame.f_code.co_filename})"
-
-
-def _shapes(args: Any) -> str:
-    shapes = [
-        f"{type(one).__name__}{list(one.shape)}" if hasattr(one, "shape") else type(one).__name__
-        for one in args
-    ]
-    return f" ({', '.join(shapes)})"
-
-
 def _changed(
     call: BranchCall,
     inputs: Sequence[Any],
@@ -343,7 +362,7 @@ def _changed(
                 changed.append(number)
         elif library.has_changed(one, mark) or hidden.get(number) != after.get(number):
             what = kind.name or f"an argument of shape {list(one.shape)}"
-            raise RuntimeError(_CHANGED.format(name=call.name, what=what))
+            raise RuntimeError(CHANGED.format(name=call.name, what=what))
     return changed
 
 

@@ -12,10 +12,6 @@ from mpgrad.calls.branch import Branch
 from mpgrad.calls.call import BranchCall, Derivative
 from mpgrad.calls.kept_branches import BRANCHES
 from mpgrad.calls.made_again import made_again
-from mpgrad.calls.random_numbers import generators_kept, seed_generators
-
-#: Added to the numbers of items: random numbers of a backward are others than its forward's.
-_OF_BACKWARD = 1 << 40
 
 _MODIFIED = (
     "one of the variables needed for gradient computation has been modified by an inplace "
@@ -58,8 +54,7 @@ def _differentiate(
     given: list[Any] = [None] * len(branch.outputs)
     for number, grad in zip(task.wanted, grads, strict=True):
         given[number] = grad
-    with engine_slot.locally(), generators_kept(), library.entered(task.modes):
-        seed_generators(library, call.seed, call.items[0].number + _OF_BACKWARD)
+    with engine_slot.locally(), library.entered(task.modes):
         found = branch.differentiate(given, task.needs)
     numbers = [number for number, grad in enumerate(found) if grad is not None]
     # The very tensors: torch takes over memory that nobody else holds.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mpgrad.calls.array_library import library_of
 from mpgrad.calls.branch import Branch, record
 from mpgrad.calls.call import BranchCall
 from mpgrad.calls.random_numbers import generators_kept
@@ -28,7 +29,7 @@ def made_again(call: BranchCall, inputs: Sequence[Any], digest: int, **options: 
     Raises:
         MpgradError: its outputs differ from the first ones.
     """
-    with generators_kept():
+    with generators_kept(library_of(call.library)):
         branch = record(call._replace(watched=None, seeks_lost=False), inputs, **options)
     if branch.digest() != digest:
         raise MpgradError(_NOT_THE_SAME.format(name=call.name))

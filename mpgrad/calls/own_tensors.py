@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from mpgrad.autograd.running import engine_slot
 from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.branch import Branch
 from mpgrad.calls.call import InputKind, Ran
+from mpgrad.calls.custom_functions.installed_reads import hooks_of_all_modules
 from mpgrad.calls.fork_function import Fork
 from mpgrad.calls.unreached_leaves import lost_gradient
 from mpgrad.ops.elementwise.arithmetic import add
@@ -37,12 +39,20 @@ from mpgrad.recording.graph.grad_modes import (
 from mpgrad.recording.graph.node import SEQUENCE, Node
 from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
 from mpgrad.recording.tensors.hooks_in_force import HOOKS, HookState
+from mpgrad.recording.tensors.of_pytorch import is_of_pytorch
 from mpgrad.recording.tensors.saved_tensor import SavedTensor
 from mpgrad.recording.tensors.storage import INFERENCE, is_held_alone
 from mpgrad.recording.tensors.tensor import Tensor
 from mpgrad.wire.programs import ResultTensor
 
 Array: TypeAlias = np.ndarray[Any, Any]
+
+HOOKS_OF_ALL = (
+    "a map or a fork with hooks of all Modules, which no worker has: register them on the Modules "
+    "themselves, or inside of what is called, and remove them there"
+)
+#: Unless they have hooks.
+_WITHOUT_USER_CODE = (OperatorNode, AccumulateGrad)
 
 
 class OwnTensors(ArrayLibrary):
@@ -60,6 +70,13 @@ class OwnTensors(ArrayLibrary):
             raise TypeError(
                 "cannot send a parameter of a lazy Module, whose shape is not known yet: run the "
                 "Module once before (with mg.no_grad(): model(x))"
+            )
+
+    def require_own(self, obj: Any) -> None:
+        if "torch" in sys.modules and is_of_pytorch(obj) and obj.requires_grad:
+            raise TypeError(
+                "cannot send a tensor of PyTorch that requires grad: it would get no gradient. Use "
+                "parallel_map or fork of mpgrad.torch, or pass x.detach()"
             )
 
     def kind(self, tensor: Tensor, is_buffer: bool, name: str) -> InputKind:
@@ -114,12 +131,16 @@ class OwnTensors(ArrayLibrary):
             is_anomaly_check_nan_enabled(),
         )
 
+    def require_own_surroundings(self) -> None:
+        if hooks_of_all_modules():
+            raise RuntimeError(HOOKS_OF_ALL)
+
     @contextmanager
     def entered(self, modes: tuple[Any, ...]) -> Iterator[None]:
         grad, inference, anomaly, checks_nan = modes
         with ExitStack() as stack:
             if not engine_slot.is_worker:
-                stack.enter_context(_generator_kept())
+                stack.enter_context(self.generator_kept())
                 stack.enter_context(_without_saved_tensors_hooks())
             if inference:
                 stack.enter_context(inference_mode())
@@ -135,6 +156,15 @@ class OwnTensors(ArrayLibrary):
         bits = np.random.PCG64(np.random.SeedSequence((drawn, index)))
         process_generator()._numpy = np.random.Generator(bits)
 
+    @contextmanager
+    def generator_kept(self) -> Iterator[None]:
+        ours = process_generator()
+        before = ours._numpy
+        try:
+            yield
+        finally:
+            ours._numpy = before
+
     def add(self, first: Tensor, second: Tensor) -> Tensor:
         return add(first, second)
 
@@ -145,6 +175,12 @@ class OwnTensors(ArrayLibrary):
         if known is None or known[0] != id(branch.outputs):
             return _nbytes(branch, saved_by(branch.outputs)[0])
         return known[1]
+
+    def runs_user_code(self, branch: Branch) -> bool:
+        return any(
+            node.hooks is not None or node.has_packed or not isinstance(node, _WITHOUT_USER_CODE)
+            for node in _nodes_behind(branch.outputs)
+        )
 
     def saved_inputs(self, branch: Branch) -> list[int]:
         return self.used_inputs(branch)[0]
@@ -271,14 +307,24 @@ def _require_known(leaves: Sequence[Tensor], branch: Branch) -> None:
                 raise lost_gradient(leaf)
 
 
-def saved_by(outputs: Sequence[Tensor]) -> tuple[list[SavedTensor], list[Tensor]]:
-    """All that the graph behind ``outputs`` has saved, and its leaves."""
+def _nodes_behind(outputs: Sequence[Tensor]) -> Iterator[Node]:
+    """Each Node of the graph behind ``outputs``."""
     stack: list[Node] = [one._grad_fn for one in outputs if one._grad_fn is not None]
     seen: set[Node] = set(stack)
-    found: list[Any] = []
-    leaves: list[Tensor] = []
     while stack:
         node = stack.pop()
+        yield node
+        for edge in node.next_edges:
+            if edge is not None and edge[0] not in seen:
+                seen.add(edge[0])
+                stack.append(edge[0])
+
+
+def saved_by(outputs: Sequence[Tensor]) -> tuple[list[SavedTensor], list[Tensor]]:
+    """All that the graph behind ``outputs`` has saved, and its leaves."""
+    found: list[Any] = []
+    leaves: list[Tensor] = []
+    for node in _nodes_behind(outputs):
         if isinstance(node, OperatorNode):
             for value in (node._saved or {}).values():
                 if type(value) is tuple:
@@ -287,13 +333,8 @@ def saved_by(outputs: Sequence[Tensor]) -> tuple[list[SavedTensor], list[Tensor]
                     found.append(value)
         elif isinstance(node, FunctionNode):
             found += node.ctx._saved or ()
-        for edge in node.next_edges:
-            if edge is not None and edge[0] not in seen:
-                seen.add(edge[0])
-                if edge[0].next_edges:
-                    stack.append(edge[0])
-                elif isinstance(edge[0], AccumulateGrad):
-                    leaves.append(edge[0].variable)
+        elif isinstance(node, AccumulateGrad):
+            leaves.append(node.variable)
     # What hooks have packed is theirs.
     saved = [one for one in found if isinstance(one, SavedTensor) and one.packed is None]
     return saved, [one for one in leaves if one is not None]
@@ -316,13 +357,3 @@ def _without_saved_tensors_hooks() -> Iterator[None]:
         yield
     finally:
         HOOKS.thread.state = before
-
-
-@contextmanager
-def _generator_kept() -> Iterator[None]:
-    ours = process_generator()
-    before = ours._numpy
-    try:
-        yield
-    finally:
-        ours._numpy = before

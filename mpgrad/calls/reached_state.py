@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from mpgrad.calls.custom_functions.generated_members import OF_ENUM
 from mpgrad.calls.custom_functions.process_state import is_installed_namespace
 from mpgrad.calls.random_numbers import state_of
 from mpgrad.wire.code_pickles import names_in
@@ -29,6 +30,9 @@ VALUES_MAX, ARRAY_BYTES_MAX = 200_000, 16 << 20
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (dict, list, tuple, set, frozenset)
+#: What Python keeps in classes, and SciPy in sparse matrices until it has looked at them.
+_OF_CLASSES = OF_ENUM | {"_abc_impl"}
+_OF_SPARSE = {"_has_canonical_format", "_has_sorted_indices"}
 #: Objects that never change, or whose changes are no result.
 _PASSED_OVER = (
     types.BuiltinFunctionType,
@@ -40,10 +44,23 @@ _PASSED_OVER = (
 
 
 class Change(NamedTuple):
-    """What is another now: where, and whether random numbers were drawn from it."""
+    """What is another now.
+
+    Attributes:
+        path: where, in words.
+        name: the last name on the way to it, for ``allowed``.
+        is_generator: whether random numbers were drawn from it.
+    """
 
     path: str
+    name: str
     is_generator: bool
+
+    @classmethod
+    def at(cls, path: Path, is_generator: bool) -> Change:
+        """What is at the end of ``path``."""
+        names = [name for name in path if name.isidentifier()]
+        return cls(_in_words(path), names[-1] if names else "", is_generator)
 
 
 class ReachedState:
@@ -65,10 +82,9 @@ class ReachedState:
         for place, value in now.items():
             if place not in self._values or self._values[place] != value:
                 is_generator = isinstance(value, tuple) and value[0] == "generator"
-                return Change(_in_words(place[0]), is_generator)
-        return next(
-            (Change(_in_words(place[0]), False) for place in self._values if place not in now), None
-        )
+                return Change.at(place[0], is_generator)
+        gone = [place for place in self._values if place not in now]
+        return Change.at(gone[0][0], False) if gone else None
 
     def _by_path(self, root: Any) -> dict[tuple[Path, int], Any]:
         """The values by their paths; several have the same path, so each has a number, too."""
@@ -167,7 +183,7 @@ def _parts_of_class(cls: type[Any]) -> Iterator[tuple[str, Any]]:
     for name, child in vars(cls).items():
         if functions := _functions_of(child):
             yield from ((f"{name}()", function) for function in functions)
-        elif name[:2] != "__" and name != "_abc_impl" and not hasattr(child, "__get__"):
+        elif name[:2] != "__" and name not in _OF_CLASSES and not hasattr(child, "__get__"):
             yield name, child
 
 
@@ -185,10 +201,21 @@ def _computed(value: Any) -> set[str]:
         for name, one in vars(cls).items()
         if isinstance(one, functools.cached_property)
     }
-    if hasattr(type(value), "_forward_pre_hooks"):  # a Module; weight_norm and spectral_norm
-        hooks = [getattr(hook, "hook", hook) for hook in value._forward_pre_hooks.values()]
-        names |= {hook.name for hook in hooks if getattr(hook, "computes_before_forward", False)}
+    if type(value).__module__.startswith("scipy.sparse."):
+        names |= _OF_SPARSE
+    hooks = vars(value).get("_forward_pre_hooks")  # of a Module; weight_norm and spectral_norm
+    if hooks is None and hasattr(type(value), "_forward_pre_hooks"):
+        hooks = value._forward_pre_hooks
+    if hooks is not None:
+        hooks = [getattr(hook, "hook", hook) for hook in hooks.values()]
+        names |= {hook.name for hook in hooks if _computes_before_forward(hook)}
     return names
+
+
+def _computes_before_forward(hook: Any) -> bool:
+    """Whether a hook sets an attribute of its Module before each forward; PyTorch's do not say."""
+    is_of_torch = type(hook).__module__.startswith("torch.nn.utils.") and hasattr(hook, "name")
+    return is_of_torch or getattr(hook, "computes_before_forward", False)
 
 
 def _parts_of_pickle(value: Any) -> Iterator[tuple[str, Any]]:
@@ -225,6 +252,8 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
 
 def _in_words(path: Path) -> str:
     words = ""
-    for name in filter(None, path):
+    for name in path:
+        if name in ("", "__wrapped__"):
+            continue
         words += name if name.startswith(("[", "{")) or not words else f".{name}"
     return words or "what it reaches"

@@ -276,13 +276,13 @@ class _Pickler(ByValue):
             self._variables.append(obj)
         if isinstance(found := _attribute(obj, "_buffers"), dict):
             self._sender.buffers.update(map(id, found.values()))
+        self.library.require_own(obj)
         return super().reducer_override(obj)
 
     def to_send(self) -> dict[int, Any]:
         """For each module, the values of its names that code mentions and that were not sent; the
         values of the context variables that were not sent."""
-        found: dict[int, Any] = {}
-        here = contextvars.copy_context()
+        found, here = dict[int, Any](), contextvars.copy_context()
         fresh_ones = self._variables[self._values_sent :]
         self._values_sent = len(self._variables)
         if values := [(one, here[one]) for one in fresh_ones if one in here]:

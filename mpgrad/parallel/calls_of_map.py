@@ -89,6 +89,7 @@ class CallsOfMap:
                 "the calls of parallel_map() and fork() may run in workers; a loop in their place "
                 "would be compiled"
             )
+        library.require_own_surroundings()
         # An engine's initializer decides which globals travel, so it must be known first.
         current_engine().execution_for_calls()
         self._watched = changes if placing.RUNS.is_watched(fn) else None
@@ -175,8 +176,7 @@ class CallsOfMap:
             )
 
     def _held(self) -> tuple[tuple[type[Any], str, int], ...]:
-        number_of = self._sender.number_of
-        return tuple([(cls, name, number_of(one)) for cls, name, one in self._sender.held])
+        return tuple([(cls, name, self._sender.number_of(t)) for cls, name, t in self._sender.held])
 
     def _array(self, tensor: Any) -> Array:
         array = self._array_of.get(id(tensor))
@@ -187,8 +187,9 @@ class CallsOfMap:
 
     def _kind(self, tensor: Any, item: int) -> InputKind:
         is_buffer = id(tensor) in self._sender.buffers
-        place = next((k for k, one in enumerate(self._items[item]) if one is tensor), None)
-        name = "" if place is None else f"argument {place}"
+        name = next(
+            (f"argument {k}" for k, one in enumerate(self._items[item]) if one is tensor), ""
+        )
         return self._library.kind(tensor, is_buffer, name)
 
     # ------------------------------------------------------------------ running
@@ -213,7 +214,7 @@ class CallsOfMap:
     def run_here(self) -> list[Any]:
         """The results of all calls, which run in this process."""
         self._pack_until(len(self._items))  # what cannot travel is found before anything runs
-        ran = placing.run_here(self.key, self._count, self._here, until=lambda done: False)
+        ran = self._run_here(until=lambda done: False)
         self._note_buffers(ran[0])
         self._write_buffers(ran)
         return [self._result(number, one) for number, one in enumerate(ran)]
@@ -221,8 +222,11 @@ class CallsOfMap:
     def _here_until(self, until: Callable[[int], bool]) -> list[_Ran]:
         """Run the calls here, and in workers what is left when ``until(done)`` is true."""
         self._pack_until(len(self._items))
-        ran = placing.run_here(self.key, self._count, self._here, until=until)
+        ran = self._run_here(until=until)
         return ran if len(ran) == self._count else ran + self._in_workers(len(ran))
+
+    def _run_here(self, until: Callable[[int], bool]) -> list[_Ran]:
+        return placing.run_here(self.key, self._count, self._here, self._library, until=until)
 
     def _here(self, number: int) -> _Ran:
         """Run one call in this process, on copies as a worker has."""
@@ -241,15 +245,14 @@ class CallsOfMap:
         buffers = [buffer.copy() for buffer in branch.buffers]
         needing = [has_history(output) for output in branch.outputs]
         changed = [(at, library.copied(branch.inputs[at])) for at in branch.changed]
-        saved: Sequence[int] = ()
-        unreached: Sequence[int] = ()
+        used: tuple[Sequence[int], Sequence[int]] = (), ()
         digest, lifetime = 0, None
         if branch.is_recorded:
-            (saved, unreached), digest = library.used_inputs(branch), branch.digest()
+            used, digest = library.used_inputs(branch), branch.digest()
             BRANCHES.put(call.number, branch, call.seed)
             lifetime = Lifetime(call.number, IN_CLIENT, None, self.keep)
         return _Ran(
-            branch.result, buffers, outputs, needing, changed, saved, unreached, digest, lifetime,
+            branch.result, buffers, outputs, needing, changed, *used, digest, lifetime,
         )  # fmt: skip
 
     def _own(self, array: Array) -> Array:
@@ -331,11 +334,9 @@ class CallsOfMap:
             outputs,
             needs,
             [(at, self._library.opened(told, data)) for at, told in answer.changed],
-            answer.saved,
-            answer.unreached,
-            answer.digest,
+            answer.saved, answer.unreached, answer.digest,
             Lifetime(branch, answer.slot, self._ended, self.keep, task) if any(needs) else None,
-        )
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ a fork
 

@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 from mpgrad.autograd.running import engine_slot
+from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.fork_function import Lifetime
 from mpgrad.calls.map_time import MapTime
 from mpgrad.calls.random_numbers import generators_kept
@@ -227,11 +228,16 @@ def run_wherever_it_is_faster(
 
 
 def run_here(
-    name: str, count: int, run: Callable[[int], Any], *, until: Callable[[int], bool]
+    name: str,
+    count: int,
+    run: Callable[[int], Any],
+    library: ArrayLibrary,
+    *,
+    until: Callable[[int], bool],
 ) -> list[Any]:
     """Run item after item in this process, until ``until(done)`` leaves the rest to workers."""
     found = []
-    with generators_kept():  # once, not for each item
+    with generators_kept(library):  # once, not for each item
         for number in range(count):
             started = perf_counter()
             found.append(run(number))
