@@ -38,6 +38,7 @@ from mpgrad.wire.state_in_force import state_in_force
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
+NO_ARRAY: Array = np.empty(0, np.uint8)
 #: Added to the numbers of items: random numbers of a backward are others than its forward's.
 _OF_BACKWARD = 1 << 40
 
@@ -78,7 +79,7 @@ class Branch(NamedTuple):
         changed: the numbers of the inputs that have changed and may (Modules' buffers).
         grown: the bytes that this process has gained meanwhile, if its library asks for that.
         made: the leaves that were made meanwhile, by ``id``; None: nobody asks.
-        call: that has recorded it; None: it has no graph.
+        call: that has recorded it, without code and arguments; None: it has no graph.
         reached: what its backward must leave as it is; None: nobody looks.
     """
 
@@ -225,9 +226,17 @@ def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
     data, buffers, outputs = _dumped(call, result, inputs, library)
     grown = library.held() - held
     until_backward = None if call.watched is None else reached[0] if len(reached) == 1 else reached
-    branch = Branch(
-        library, data, buffers, outputs, list(inputs), changed, grown, made, call, until_backward
+    without_data = call._replace(
+        code=NO_ARRAY,
+        code_buffers=(),
+        items=(Item(b"", (), call.items[0].number),),
+        inputs=(),
+        captured=None,
     )
+    branch = Branch(
+        library, data, buffers, outputs, list(inputs), changed, grown, made, without_data,
+        until_backward,
+    )  # fmt: skip
     if call.seeks_lost and branch.is_recorded:
         require_own_leaves(call, branch, record)
     return branch
