@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -209,18 +209,22 @@ class Function:
         return tuple(outputs) if several else outputs[0]
 
     @classmethod
-    def map(cls, *iterables: Iterable[Any]) -> list[Any]:
+    def map(cls, *iterables: Iterable[Any], changes: Sequence[str] = ()) -> list[Any]:
         """``[cls.apply(*item) for item in zip(*iterables)]``, forward and backward in workers.
 
         The Nodes have the class, the names, the edges and the hooks that ``apply`` gives them; each
         ctx stays in the worker that has made it, and is never pickled. See ``mpgrad.parallel_map``.
+
+        Args:
+            iterables: the arguments, one from each for a call.
+            changes: names of what forward or backward may change although that is lost: a cache.
 
         Raises:
             As ``mpgrad.parallel_map``.
         """
         if cls._parallel_map is None:
             raise RuntimeError("import the names of mpgrad from mpgrad itself")
-        found: list[Any] = cls._parallel_map(cls.apply, *iterables)
+        found: list[Any] = cls._parallel_map(cls.apply, *iterables, changes=changes)
         return found
 
     #: ``mpgrad.parallel.maps.parallel_map``, which stands on this file; set by ``tensor_methods``.

@@ -306,7 +306,7 @@ def _lost(
     own = getattr(reached.get(""), "remedy", "") if isinstance(reached, dict) else ""
     remedy = own or (_SPAWN if change.is_generator else remedy)
     if change.name and not own:
-        remedy += f". changes=({change.name!r},) of parallel_map() lets that be lost"
+        remedy += f". changes=({change.name!r},) of the map lets that be lost"
     what = f"`{change.path}`{when}"
     return RuntimeError(_LOST.format(name=call.name, what=what, remedy=remedy))
 
