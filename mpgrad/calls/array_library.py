@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
+#: The error of ``require_own_surroundings`` about hooks.
+HOOKS_OF_ALL = (
+    "a map or a fork with hooks of all Modules, which no worker has: register them on the Modules "
+    "themselves, or inside of what is called, and remove them there"
+)
+
+
 class ArrayLibrary(ABC):
     """The tensors of one library; ``Tensor`` in these comments is one of them."""
 
@@ -122,7 +129,7 @@ class ArrayLibrary(ABC):
 
     @abstractmethod
     def entered(self, modes: tuple[Any, ...]) -> AbstractContextManager[None]:
-        """Have these modes, and leave the library's random numbers of this process as they were."""
+        """Have these modes."""
 
     @abstractmethod
     def draw(self) -> int:

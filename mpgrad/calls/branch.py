@@ -38,7 +38,7 @@ from mpgrad.wire.state_in_force import state_in_force
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-NO_ARRAY: Array = np.empty(0, np.uint8)
+_NO_ARRAY: Array = np.empty(0, np.uint8)
 #: Added to the numbers of items: random numbers of a backward are others than its forward's.
 _OF_BACKWARD = 1 << 40
 
@@ -227,7 +227,7 @@ def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
     grown = library.held() - held
     until_backward = None if call.watched is None else reached[0] if len(reached) == 1 else reached
     without_data = call._replace(
-        code=NO_ARRAY,
+        code=_NO_ARRAY,
         code_buffers=(),
         items=(Item(b"", (), call.items[0].number),),
         inputs=(),

@@ -15,7 +15,7 @@ from mpgrad.autograd.backward import grad as gradients_of
 from mpgrad.autograd.function import Function
 from mpgrad.autograd.function_nodes.function_node import FunctionNode, branch_class
 from mpgrad.autograd.running import engine_slot
-from mpgrad.calls.array_library import ArrayLibrary
+from mpgrad.calls.array_library import HOOKS_OF_ALL, ArrayLibrary
 from mpgrad.calls.branch import Branch
 from mpgrad.calls.call import InputKind, Ran
 from mpgrad.calls.custom_functions.installed_reads import hooks_of_all_modules
@@ -47,10 +47,6 @@ from mpgrad.wire.programs import ResultTensor
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-HOOKS_OF_ALL = (
-    "a map or a fork with hooks of all Modules, which no worker has: register them on the Modules "
-    "themselves, or inside of what is called, and remove them there"
-)
 #: Unless they have hooks.
 _WITHOUT_USER_CODE = (OperatorNode, AccumulateGrad)
 
@@ -140,7 +136,6 @@ class OwnTensors(ArrayLibrary):
         grad, inference, anomaly, checks_nan = modes
         with ExitStack() as stack:
             if not engine_slot.is_worker:
-                stack.enter_context(self.generator_kept())
                 stack.enter_context(_without_saved_tensors_hooks())
             if inference:
                 stack.enter_context(inference_mode())

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from torch.utils._device import DeviceContext
 
 from mpgrad.autograd.running import engine_slot
-from mpgrad.calls.own_tensors import HOOKS_OF_ALL
+from mpgrad.calls.array_library import HOOKS_OF_ALL
 
 #: Smaller than any normal number: times one it is zero if denormal numbers are flushed.
 _DENORMAL = 5e-324
@@ -85,14 +85,13 @@ def require_no_others() -> None:
 
 @contextmanager
 def entered(modes: Modes) -> Iterator[None]:
-    """Have these modes, one thread, and random numbers that nobody else sees."""
+    """Have these modes, and one thread."""
     before = current_modes()
     with ExitStack() as stack:
         if not engine_slot.is_worker:
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
             stack.callback(torch.set_num_threads, threads)
-            stack.callback(torch.default_generator.set_state, torch.default_generator.get_state())
             # What parametrize.cached() has kept are tensors of the caller's graph.
             stack.callback(setattr, parametrize, "_cache_enabled", parametrize._cache_enabled)
             parametrize._cache_enabled = 0
