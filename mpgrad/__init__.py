@@ -1,10 +1,13 @@
-"""mpgrad: autograd on NumPy with PyTorch's API, whose backward runs in worker processes.
+"""mpgrad: autograd on NumPy with PyTorch's API, whose slow parts run on all cores.
 
     import mpgrad as mg
 
     x = mg.tensor([1.0, 2.0], requires_grad=True)
     (x * x).sum().backward()
     x.grad
+
+``mg.parallel_map`` runs the forward and the backward of independent items in worker processes, and
+``mpgrad.torch`` does so inside a PyTorch program.
 
 Public names are loaded on first use (see ``mpgrad.base.lazy``): importing any part of the package
 runs this file, and the coordinator process must not load NumPy. ``python -m tests.stubs`` writes

@@ -35,12 +35,13 @@ def command_line() -> argparse.ArgumentParser:
     """The parser; ``shtab mpgrad.launch.cli.command_line`` makes completions for shells of it."""
     parser = argparse.ArgumentParser(
         prog="mpgrad",
-        description="Autograd on NumPy whose backward pass runs in worker processes.",
+        description="Autograd whose slow parts run forward and backward on all cores, in worker "
+        "processes.",
     )
     parser.add_argument("--version", action="version", version=f"mpgrad {mpgrad.__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
 
-    run = commands.add_parser("run", help="run a script whose backward passes use worker processes")
+    run = commands.add_parser("run", help="run a script with worker processes")
     run.add_argument(
         "--cpu-workers",
         type=argument(config.parse_worker_count),
