@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -91,6 +92,8 @@ class Execution:
         self._local_count = self._local_failed = 0
         #: Runs calls for which nobody waits yet.
         self.submitter: Submitter | HostCalls = hosts or self._new_submitter()
+        if hosts is not None:
+            weakref.finalize(self, hosts.let_go)
 
     def _new_submitter(self) -> Submitter:
         return Submitter(self.sessions, partial(may_call_again, self._options.recover))

@@ -48,7 +48,6 @@ class SessionPool:
     Args:
         spawn: starts a coordinator.
         on_start: is called with the cost of a message after processes have started.
-
         initializer: of the engine.
 
     Attributes:

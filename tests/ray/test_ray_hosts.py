@@ -155,6 +155,28 @@ class TestHosts:
         assert len(figures) == 2
         assert all(" calls, " in line for line in figures)
 
+    def test_an_engine_that_another_one_replaces_ends(self, cluster: str, tmp_path: Path) -> None:
+        """After the calls that run on its hosts."""
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import gc, os, sys, time\nimport ray\nimport mpgrad as mg\n"
+            "def reads(path):\n    with open(path) as file:\n        return file.read()\n"
+            "path = sys.argv[0] + '.fifo'\nos.mkfifo(path)\n"
+            "def hosts():\n"
+            "    return ray.cluster_resources()['CPU'] - ray.available_resources().get('CPU', 0)\n"
+            "mg.set_engine(mg.Engine('process', cluster=sys.argv[1]))\n"
+            "print(mg.parallel_map(abs, [-1]))\n"
+            "future = mg.fork(reads, path)\n"
+            "mg.set_engine(mg.Engine('local'))\n"
+            "gc.collect()\n"
+            "with open(path, 'w') as file:\n    file.write('go')\n"
+            "print(future.result(60))\n"
+            "del future\n"
+            "while hosts():\n    gc.collect()\n"
+            "print('ended')\n"
+        )
+        assert run(cluster, script)[-3:] == ["[1]", "go", "ended"]
+
     def test_an_address_where_nothing_is(self, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text(

@@ -103,6 +103,8 @@ class HostCalls:
         self._next = 0
         self._begun_at = self._looked_at = self._has_hosts_at = -1.0
         self.is_closed, self._closes = False, threading.Lock()
+        #: Nobody can reach the engine any more.
+        self._is_let_go = False
         self._thread = threading.Thread(target=self._serve, name="mpgrad-hosts", daemon=True)
 
     # ------------------------------------------------------------------ for other threads
@@ -184,11 +186,15 @@ class HostCalls:
             if self._thread.is_alive() and self._thread is not threading.current_thread():
                 self._thread.join(10.0)
 
+    def let_go(self) -> None:
+        """End once nothing is under way. The garbage collector runs this: it takes no lock."""
+        self._events.put(partial(setattr, self, "_is_let_go", True))
+
     def abandon(self) -> list[Submission]:
         """In a forked child, which has no hosts: what was under way."""
         self.is_closed = True
         self._board.close()
-        return [*self._running, *self._waiting]
+        return self._under_way()
 
     # ------------------------------------------------------------------ the thread
 
@@ -216,7 +222,12 @@ class HostCalls:
             if self._clock() - self._looked_at > LOOK_S:
                 self._look()
             self._deal()
-        return True
+        return not self._is_let_go or bool(self._under_way())
+
+    def _under_way(self) -> list[Submission]:
+        """What runs, and what waits."""
+        waiting = [one for host in self._hosts.values() for one in host.waiting]
+        return [*self._running, *self._waiting, *waiting]
 
     @contextmanager
     def closing(self) -> Iterator[None]:
@@ -234,8 +245,7 @@ class HostCalls:
                     event()
         if not self._starts.done.done():
             self._starts.done.set_exception(error)
-        waiting = [one for host in self._hosts.values() for one in host.waiting]
-        for submission in [*self._running, *self._waiting, *waiting]:
+        for submission in self._under_way():
             submission.fail(error)
         for host in self._hosts.values():
             host.remote.kill()
@@ -250,9 +260,8 @@ class HostCalls:
             host = self._hosts[self._next] = HostInUse(self._next, remote, figures)
             self._starts.begin(host)
             remote.greet(partial(self._later, self._greeted, host))
-        waiting = len(self._waiting) + sum([len(one.waiting) for one in self._hosts.values()])
         per_host = AHEAD * max(self.workers / max(len(self._hosts), 1), 1.0)
-        self._cluster.ask_for(self._demand.wanted(len(self._running) + waiting, per_host))
+        self._cluster.ask_for(self._demand.wanted(len(self._under_way()), per_host))
         self._looked_at = now = self._clock()
         is_early = now - self._begun_at < OTHERS_S
         self._starts.settle(waits=is_early, has_workers=self.workers > 0)
