@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TypeAlias
 
 #: Variables with their new values; None: it is gone.
@@ -55,3 +56,5 @@ def set_environment(wanted: dict[bytes, bytes]) -> None:
     for name, value in wanted.items():
         if found.get(name) != value:
             os.environb[name] = value
+    if found.get(b"TZ") != wanted.get(b"TZ"):
+        time.tzset()

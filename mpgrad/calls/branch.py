@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ from mpgrad.calls.array_library import ArrayLibrary, library_of
 from mpgrad.calls.attempts import Attempts
 from mpgrad.calls.call import BranchCall, Item
 from mpgrad.calls.classes import held_by_classes
+from mpgrad.calls.inner_imports import as_in_caller
 from mpgrad.calls.item_errors import CHANGED, error_of_item
 from mpgrad.calls.random_numbers import (
     Drawn,
@@ -81,6 +83,7 @@ class Branch(NamedTuple):
         made: the leaves that were made meanwhile, by ``id``; None: nobody asks.
         call: that has recorded it, without code and arguments; None: it has no graph.
         reached: what its backward must leave as it is; None: nobody looks.
+        imports: see ``as_in_caller``.
     """
 
     library: ArrayLibrary
@@ -93,6 +96,7 @@ class Branch(NamedTuple):
     made: dict[int, Any] | None = None
     call: BranchCall | None = None
     reached: Any = None
+    imports: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
     @property
     def is_recorded(self) -> bool:
@@ -136,7 +140,12 @@ class Branch(NamedTuple):
         found: list[Any] = [None] * len(self.inputs)
         if not pairs or not wanted:
             return found
-        with engine_slot.locally(), self._numbers_of_backward(), self._watched_backward():
+        with (
+            engine_slot.locally(),
+            self._numbers_of_backward(),
+            as_in_caller(self.imports),
+            self._watched_backward(),
+        ):
             results = self.library.gradients(
                 [output for output, _ in pairs],
                 [self.inputs[number] for number in wanted],
@@ -235,7 +244,7 @@ def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
     )
     branch = Branch(
         library, data, buffers, outputs, list(inputs), changed, grown, made, without_data,
-        until_backward,
+        until_backward, attempts.receiver.imports,
     )  # fmt: skip
     if call.seeks_lost and branch.is_recorded:
         require_own_leaves(call, branch, record)
@@ -257,7 +266,10 @@ def _item(
     compared = [None if at in generators else one for at, one in enumerate(args)]
     reached = {"": fn, "shared": (shared, keywords), "arguments": compared}
     attempts.receiver.set_context()
-    with _watched(call, reached, library, changed_around):
+    with (
+        as_in_caller(attempts.receiver.imports),
+        _watched(call, reached, library, changed_around),
+    ):
         result = _called(call, item, fn, (*args, *shared), keywords, len(args))
     drawn = [*drawn_from(item.number, generators, args)] if generators else []
     return result, drawn, reached

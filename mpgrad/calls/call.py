@@ -38,6 +38,20 @@ def items_in_order(items: Sequence[Item]) -> str:
     return f"item {first}" if first == last else f"items {first} to {last}"
 
 
+#: The functions whose last call has raised, in forward or backward: the next one is watched.
+FAILED: set[str] = set()
+
+
+@contextmanager
+def failure_noted(name: str) -> Iterator[None]:
+    """Note in ``FAILED`` that the block raises."""
+    try:
+        yield
+    except BaseException:
+        FAILED.add(name)
+        raise
+
+
 class BranchCall(NamedTuple):
     """One function over one or several items.
 
@@ -103,7 +117,8 @@ class BranchCall(NamedTuple):
     def noted_in_backward(self) -> Iterator[None]:
         """Let an error of its backward say whose it is."""
         try:
-            yield
+            with failure_noted(self.name):
+                yield
         except BaseException as error:
             error.add_note(f"in {self.backward_in_words}")
             raise

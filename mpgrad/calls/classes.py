@@ -1,19 +1,23 @@
 """Classes that travel by value: the client's own stay as they are where a pickle comes to it.
 
 A worker's class takes over what the client's has now. The client has the true one: neither a call
-that runs there, nor a result, may replace what it holds.
+that runs there, nor a result, may replace what it holds. What the user's metaclasses and
+``__init_subclass__`` have done travels, so they do not run again.
 """
 
 from __future__ import annotations
 
+import sys
+import types
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from cloudpickle import cloudpickle
 
 from mpgrad.autograd.running import engine_slot
+from mpgrad.calls.custom_functions.process_state import is_installed_namespace
 
 #: The classes of this process that have their state.
 _known: weakref.WeakSet[type[Any]] = weakref.WeakSet()
@@ -32,7 +36,67 @@ def by_value(cls: type[Any], reduced: Any) -> Any:
     if not (isinstance(reduced, tuple) and len(reduced) == 6):
         return reduced  # by name
     _known.add(cls)
-    return (*reduced[:5], _set_state)
+    make, args, *rest = reduced
+    return (_skeleton, (make, *args), *rest[:3], _set_state)
+
+
+def _quiet(has_dict: bool, has_weakref: bool) -> type[Any]:
+    """The first base of a class in the making: its hook runs in place of those of other bases."""
+    slots = ("__dict__",) * has_dict + ("__weakref__",) * has_weakref
+    hook = classmethod(lambda cls, **_: None)
+    return type("quiet", (), {"__slots__": slots, "__init_subclass__": hook})
+
+
+#: What Python calls of a metaclass for a new class.
+_OF_META = ("__prepare__", "__new__", "__init__", "__call__")
+#: Python lets a class change its bases for those of the same layout.
+_QUIET = {(one, other): _quiet(one, other) for one in (False, True) for other in (False, True)}
+
+
+def _skeleton(make: Callable[..., type[Any]], *args: Any) -> type[Any]:
+    """The class of this process, or a new one without its attributes.
+
+    Args:
+        make: what cloudpickle makes it with.
+        args: of that; the last but one is the number that the class has in all processes.
+    """
+    known: type[Any] | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(args[-2])
+    if known is not None:
+        return known
+    if make is not cloudpickle._make_skeleton_class:
+        return make(*args)
+    metaclass, name, bases, attributes, number, _ = args
+    bases = types.resolve_bases(written := bases)
+    ancestors = [one for base in bases for one in base.__mro__]
+    is_quiet = _is_users(_found(ancestors, "__init_subclass__"))
+    if not is_quiet and not any(_is_users(_found(metaclass.__mro__, hook)) for hook in _OF_META):
+        return make(*args)
+    attributes = {sys.intern(key): value for key, value in attributes.items()}
+    if bases is not written:
+        attributes["__orig_bases__"] = written
+    first = bases[0]
+    quiet = (_QUIET[first.__dictoffset__ != 0, first.__weakrefoffset__ != 0],) * is_quiet
+    maker = next(
+        one
+        for one in metaclass.__mro__
+        if "__new__" in vars(one) and not _is_users(vars(one)["__new__"])
+    )
+    cls = maker.__new__(metaclass, name, (*quiet, *bases), attributes)
+    if is_quiet:
+        type.__setattr__(cls, "__bases__", bases)
+    found: type[Any] = cloudpickle._lookup_class_or_track(number, cls)
+    return found
+
+
+def _found(classes: Sequence[type[Any]], name: str) -> Any:
+    """What the first of them that has it has by a name."""
+    return next((vars(one)[name] for one in classes if name in vars(one)), None)
+
+
+def _is_users(hook: Any) -> bool:
+    function = getattr(hook, "__func__", hook)
+    namespace = getattr(function, "__globals__", None)
+    return namespace is not None and not is_installed_namespace(namespace)
 
 
 def _set_state(cls: type[Any], state: Any) -> Any:

@@ -18,7 +18,7 @@ from mpgrad.autograd.function_nodes.context import FunctionContext, running_back
 from mpgrad.autograd.function_nodes.function_node import FunctionNode
 from mpgrad.calls.array_library import library_of
 from mpgrad.calls.branch import Branch
-from mpgrad.calls.call import BranchCall, Ran
+from mpgrad.calls.call import FAILED, BranchCall, Ran
 from mpgrad.calls.kept_arrays import Watched, kept_arrays
 from mpgrad.calls.kept_branches import BRANCHES
 from mpgrad.calls.made_again import made_again
@@ -192,10 +192,21 @@ def map_times(nodes: Sequence[Any]) -> set[MapTime]:
 
 def branch_in_words(node: Any) -> str:
     """Whose backward the Node of a branch is, for errors; empty: it is no branch."""
+    call = _call_of(node)
+    return "" if call is None else call.backward_in_words
+
+
+def note_failure(node: Any) -> None:
+    """The backward of a Node has raised: if that is a branch, the next call is watched."""
+    if (call := _call_of(node)) is not None:
+        FAILED.add(call.name)
+
+
+def _call_of(node: Any) -> BranchCall | None:
     if not isinstance(node, FunctionNode) or not issubclass(node.function, Fork):
-        return ""
+        return None
     call: BranchCall = node.ctx.call
-    return call.backward_in_words
+    return call
 
 
 def has_branches_in_workers(nodes: Sequence[Any]) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 
 from mpgrad.calls.custom_functions.generated_members import OF_ENUM
 from mpgrad.calls.custom_functions.process_state import is_installed_namespace
+from mpgrad.calls.inner_imports import imported_by
 from mpgrad.calls.random_numbers import state_of
 from mpgrad.wire.code_pickles import names_in
 
@@ -33,6 +34,7 @@ _CONTAINERS = (dict, list, tuple, set, frozenset)
 #: What Python keeps in classes, and SciPy in sparse matrices until it has looked at them.
 _OF_CLASSES = OF_ENUM | {"_abc_impl"}
 _OF_SPARSE = {"_has_canonical_format", "_has_sorted_indices"}
+_CODE = (type, types.FunctionType, types.MethodType, types.ModuleType, functools.partial)
 #: Objects that never change, or whose changes are no result.
 _PASSED_OVER = (
     types.BuiltinFunctionType,
@@ -74,6 +76,8 @@ class ReachedState:
 
     def __init__(self, root: Any, allowed: frozenset[str], tensor: type[Any]) -> None:
         self._allowed, self._tensor = allowed, tensor
+        #: Private attributes of libraries' objects that have a value; None: it is not known yet.
+        self._filled: set[Path] | None = None
         self._values = self._by_path(root)
 
     def what_changed(self, root: Any) -> Change | None:
@@ -89,12 +93,14 @@ class ReachedState:
     def _by_path(self, root: Any) -> dict[tuple[Path, int], Any]:
         """The values by their paths; several have the same path, so each has a number, too."""
         counts, found = Counter[Path](), dict[tuple[Path, int], Any]()
-        for path, value in self._walk(root):
+        filled = set[Path]()
+        for path, value in self._walk(root, filled):
             found[path, counts[path]] = value
             counts[path] += 1
+        self._filled = filled if self._filled is None else self._filled
         return found
 
-    def _walk(self, root: Any) -> Iterator[tuple[Path, Any]]:
+    def _walk(self, root: Any, filled: set[Path]) -> Iterator[tuple[Path, Any]]:
         # The nearest ones first, so that errors have the shortest path.
         waiting = deque[tuple[Path, Any]]([((), root)])
         #: By identity, with the objects, so that no other one gets their address.
@@ -109,9 +115,25 @@ class ReachedState:
             seen[id(value)] = value
             is_tensor = isinstance(value, self._tensor)
             yield path, ("tensor", id(value)) if is_tensor else _token(value)
+            is_library = not is_tensor and _is_of_library(type(value))
             for name, child in list(vars(value).items()) if is_tensor else _parts(value):
-                if name not in self._allowed:
-                    waiting.append(((*path, name), child))
+                if name in self._allowed:
+                    continue
+                place = (*path, name)
+                if is_library and name[:1] == "_":
+                    # What a library computes when it is asked the first time, and keeps.
+                    if child is None or (self._filled is not None and place not in self._filled):
+                        continue
+                    filled.add(place)
+                if not (is_library and "cache" in name):
+                    waiting.append((place, child))
+
+
+def _is_of_library(cls: type[Any]) -> bool:
+    """Whether it is a class of an installed package that keeps data in attributes."""
+    module = sys.modules.get(cls.__module__)
+    is_installed = module is not None and is_installed_namespace(vars(module))
+    return is_installed and not issubclass(cls, (*_CONTAINERS, *_CODE))
 
 
 def _token(value: Any) -> Any:
@@ -119,12 +141,17 @@ def _token(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject or value.nbytes > ARRAY_BYTES_MAX:
             return "array", value.shape
-        return "array", value.shape, value.dtype.str, value.tobytes()
+        return "array", value.shape, value.dtype.str, np.asarray(value).tobytes()
     if (state := state_of(value)) is not None:
         return "generator", repr(state)
     if isinstance(value, _CONTAINERS):
-        return type(value).__name__, len(value)
+        return type(value).__name__, _own(value).__len__(value)
     return type(value).__qualname__
+
+
+def _own(container: Any) -> Any:
+    """Python's class of a container, whose methods do what those of a subclass may not."""
+    return next(cls for cls in _CONTAINERS if isinstance(container, cls))
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
@@ -134,13 +161,13 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         if value.dtype.hasobject:
             yield from ((f"[{at}]", child) for at, child in enumerate(value.flat))
     elif isinstance(value, dict):
-        for key, child in list(value.items()):
+        for key, child in list(dict.items(value)):
             yield (f"[{key!r}]" if not isinstance(key, str) else key), child
     elif isinstance(value, list | tuple):
-        for number, child in enumerate(value):
+        for number, child in enumerate(_own(value).__iter__(value)):
             yield f"[{number}]", child
     elif isinstance(value, set | frozenset):
-        for child in value:
+        for child in _own(value).__iter__(value):
             if _is_plain(child):
                 yield f"{{{child!r}}}", None
     elif isinstance(value, types.FunctionType):
@@ -207,15 +234,16 @@ def _computed(value: Any) -> set[str]:
     if hooks is None and hasattr(type(value), "_forward_pre_hooks"):
         hooks = value._forward_pre_hooks
     if hooks is not None:
-        hooks = [getattr(hook, "hook", hook) for hook in hooks.values()]
-        names |= {hook.name for hook in hooks if _computes_before_forward(hook)}
+        names.update([_set_by(getattr(hook, "hook", hook)) for hook in hooks.values()])
     return names
 
 
-def _computes_before_forward(hook: Any) -> bool:
-    """Whether a hook sets an attribute of its Module before each forward; PyTorch's do not say."""
-    is_of_torch = type(hook).__module__.startswith("torch.nn.utils.") and hasattr(hook, "name")
-    return is_of_torch or getattr(hook, "computes_before_forward", False)
+def _set_by(hook: Any) -> str:
+    """The attribute of its Module that a hook sets before each forward; PyTorch's do not say that
+    they do."""
+    if any(cls.__module__.startswith("torch.nn.utils.") for cls in type(hook).__mro__):
+        return str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", ""))
+    return hook.name if getattr(hook, "computes_before_forward", False) else ""
 
 
 def _parts_of_pickle(value: Any) -> Iterator[tuple[str, Any]]:
@@ -248,6 +276,9 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
     for name in names_in(function.__code__):
         if name in function.__globals__ and name[:2] != "__":
             yield name, function.__globals__[name]
+    for module in imported_by(function).values():
+        named = [name for name in names_in(function.__code__) if name in vars(module)]
+        yield from ((name, vars(module)[name]) for name in named if name[:2] != "__")
 
 
 def _in_words(path: Path) -> str:

@@ -31,8 +31,15 @@ import numpy as np
 from mpgrad.autograd.running import engine_slot
 from mpgrad.calls import classes, context_variables
 from mpgrad.calls.array_library import ArrayLibrary
-from mpgrad.calls.custom_functions.process_state import is_installed_namespace
-from mpgrad.wire.code_pickles import CodePickler, by_value
+from mpgrad.calls.inner_imports import imported_by
+from mpgrad.calls.users_modules import (
+    home_of,
+    is_imported,
+    is_users,
+    place_in_package,
+    users_modules,
+)
+from mpgrad.wire.code_pickles import CodePickler, by_value, of_module, words_in
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -108,7 +115,7 @@ class Sender:
         Raises:
             Exception: what the pickling of an object raises.
         """
-        self._pickler.clear_memo()
+        self._pickler.begin()
         return self._dump(value)
 
     def _dump(self, value: Any) -> tuple[bytes, tuple[Array, ...]]:
@@ -155,17 +162,18 @@ class ByValue(CodePickler):
         if type(obj) is OrderedDict:  # of which Modules have many
             return OrderedDict, (), vars(obj) or None, None, iter(obj.items())
         if self._users_modules is None:
-            self._users_modules = by_value(_users_modules())
+            self._users_modules = by_value(users_modules())
             self._users_modules.__enter__()
         if isinstance(obj, type):
             return classes.by_value(obj, super().reducer_override(obj))
         if isinstance(obj, types.FunctionType):
-            return super().reducer_override(obj)
-        if type(obj) is types.ModuleType and (place := _place_in_package(obj)) is not None:
+            reduced, home = super().reducer_override(obj), home_of(obj)
+            return reduced if home is None else of_module(reduced, home)
+        if type(obj) is types.ModuleType and (place := place_in_package(obj)) is not None:
             return getattr, place
         if isinstance(obj, types.MethodType) and isinstance(obj.__self__, type):
             return getattr, (obj.__self__, obj.__name__)  # a classmethod of a class by value
-        if isinstance(obj, functools._lru_cache_wrapper) and _is_users(obj.__module__):
+        if isinstance(obj, functools._lru_cache_wrapper) and is_users(obj.__module__):
             limits = obj.cache_parameters()
             return _cached, (obj.__wrapped__, limits["maxsize"], limits["typed"])
         if isinstance(obj, contextvars.ContextVar):
@@ -190,17 +198,12 @@ class ByValue(CodePickler):
             return typing.ParamSpec, (obj.__name__,)
         if isinstance(type(obj).__reduce__, types.FunctionType):
             name = obj.__reduce__()  # a text is the name of a global: a sentinel
-            if isinstance(name, str) and _is_users(type(obj).__module__):
+            if isinstance(name, str) and is_users(type(obj).__module__):
                 return _global, (type(obj).__module__, name, type(obj)), vars(obj) or None
         if callable(found := getattr(type(obj), "_reduce_by_value", None)):
             return found(obj)  # a class of ours that differs here from pickle.dumps()
         reduced = self.library.reduced(obj)
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
-
-
-def _is_users(module_name: str) -> bool:
-    module = sys.modules.get(module_name)
-    return module is None or not is_installed_namespace(vars(module))
 
 
 def _global(module: str, name: str, cls: type[Any]) -> Any:
@@ -228,9 +231,12 @@ class _Pickler(ByValue):
         super().__init__(stream, protocol=5, buffer_callback=lambda one: owner.keep_buffer(one))
         self._sender, self.library = owner, sender.library
         self._names: set[str] = set()
-        self._modules: dict[int, types.ModuleType] = {}
-        #: For each module, the names in it that have been sent.
-        self._sent: dict[int, set[str]] = {}
+        #: By ``id`` those that are values, by name those that a function imports when it runs.
+        self._modules: dict[int | str, types.ModuleType] = {}
+        #: For each module of this pickle or the shared one, the names in it that have been sent;
+        #: and those of the shared pickle.
+        self._sent: dict[int | str, set[str]] = {}
+        self._sent_to_all: dict[int | str, set[str]] = {}
         #: The context variables that were met, and whose values have been sent.
         self._variables: list[contextvars.ContextVar[Any]] = []
         self._values_sent = 0
@@ -239,7 +245,12 @@ class _Pickler(ByValue):
 
     def share_memo(self) -> None:
         """Let later pickles refer to what has been pickled so far."""
-        self._shared = self.memo.copy()
+        self._shared, self._sent_to_all = self.memo.copy(), self._sent
+
+    def begin(self) -> None:
+        """The next pickle refers to the shared one alone."""
+        self.clear_memo()
+        self._sent = {key: {*names} for key, names in self._sent_to_all.items()}
 
     def persistent_id(self, obj: Any) -> Any:
         kind = type(obj)
@@ -250,20 +261,16 @@ class _Pickler(ByValue):
         shared = self._shared.get(id(obj))
         if shared is not None:
             return (shared[0],)
-        if (
-            type(obj) is types.ModuleType
-            and not _is_imported(obj)
-            and _place_in_package(obj) is None
-        ):
-            if id(obj) not in self._modules:
-                self._modules[id(obj)] = obj
-                self._sent[id(obj)] = set()
+        if type(obj) is types.ModuleType and not is_imported(obj) and place_in_package(obj) is None:
+            self._add(id(obj), obj)
             return [*self._modules].index(id(obj)), obj.__name__
         return None
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.FunctionType):
-            _add_names(obj.__code__, self._names)
+            self._names |= words_in(obj.__code__)
+            for name, module in imported_by(obj).items():
+                self._add(name, module)
             if (home := obj.__globals__.get("__name__")) in OF_PROCESS:
                 return _without_globals_of_process(super().reducer_override(obj), home)
         elif isinstance(obj, type):
@@ -279,20 +286,27 @@ class _Pickler(ByValue):
         self.library.require_own(obj)
         return super().reducer_override(obj)
 
-    def to_send(self) -> dict[int, Any]:
+    def _add(self, key: int | str, module: types.ModuleType) -> None:
+        self._modules.setdefault(key, module)
+        self._sent.setdefault(key, set())
+
+    def to_send(self) -> dict[int | str, Any]:
         """For each module, the values of its names that code mentions and that were not sent; the
         values of the context variables that were not sent."""
-        found, here = dict[int, Any](), contextvars.copy_context()
+        found, here = dict[int | str, Any](), contextvars.copy_context()
         fresh_ones = self._variables[self._values_sent :]
         self._values_sent = len(self._variables)
-        if values := [(one, here[one]) for one in fresh_ones if one in here]:
-            found[_OF_CONTEXT] = values
+        if in_context := [(one, here[one]) for one in fresh_ones if one in here]:
+            found[_OF_CONTEXT] = in_context
         for number, (key, module) in enumerate(self._modules.items()):
-            sent = self._sent[key]
+            sent = self._sent.get(key, vars(module).keys())
             fresh = [name for name in vars(module) if name in self._names and name not in sent]
             if fresh:
-                sent.update(fresh)
-                found[number] = {name: vars(module)[name] for name in fresh}
+                self._sent[key].update(fresh)
+                values = {name: vars(module)[name] for name in fresh}
+                if isinstance(key, str):  # a worker has its own of what cannot travel
+                    values = {k: v for k, v in values.items() if travels(v, self.library)}
+                found[number if isinstance(key, int) else key] = values
         return found
 
 
@@ -323,14 +337,6 @@ def _attribute(obj: Any, name: str) -> Any:
     return found.get(name) if type(found) is dict else None
 
 
-def _is_made_by_hand(module: types.ModuleType) -> bool:
-    """Whether a program has made a module out of nothing; C code of packages does that, too."""
-    if module.__spec__ is not None or hasattr(module, "__path__"):
-        return False
-    package = sys.modules.get(module.__name__.partition(".")[0], module)
-    return not is_installed_namespace(vars(package))
-
-
 def travels(value: Any, library: ArrayLibrary) -> bool:
     """Whether ``value`` can be pickled."""
     try:
@@ -338,56 +344,6 @@ def travels(value: Any, library: ArrayLibrary) -> bool:
     except Exception:
         return False
     return True
-
-
-def _add_names(code: types.CodeType, names: set[str]) -> None:
-    names.update(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            _add_names(constant, names)
-        elif isinstance(constant, str):
-            names.add(constant)  # getattr(module, "name")
-
-
-def _is_imported(module: types.ModuleType) -> bool:
-    return is_installed_namespace(vars(module)) and sys.modules.get(module.__name__) is module
-
-
-def _place_in_package(module: types.ModuleType) -> tuple[types.ModuleType, str] | None:
-    """The module of an installed package and its attribute that is ``module``, where nothing has
-    imported it by its name: C code makes such (``torch._C._functions``)."""
-    if sys.modules.get(module.__name__) is module:
-        return None
-    home, _, name = module.__name__.rpartition(".")
-    parent = sys.modules.get(home)
-    if parent is None or not _is_imported(parent) or vars(parent).get(name) is not module:
-        return None
-    return parent, name
-
-
-class _UsersModules:
-    """The user's modules that are loaded; they change when something is imported."""
-
-    count = -1
-    found: tuple[types.ModuleType, ...] = ()
-
-
-def _users_modules() -> tuple[types.ModuleType, ...]:
-    if len(sys.modules) != _UsersModules.count:
-        modules = list(sys.modules.items())
-        _UsersModules.found = tuple(
-            [
-                module
-                for name, module in modules
-                if type(module) is types.ModuleType
-                and name != "__main__"
-                and module.__name__ == name
-                and (isinstance(getattr(module, "__file__", None), str) or _is_made_by_hand(module))
-                and not is_installed_namespace(vars(module))
-            ]
-        )
-        _UsersModules.count = len(modules)
-    return _UsersModules.found
 
 
 # ---------------------------------------------------------------------- the other side
@@ -406,6 +362,8 @@ class Receiver:
         #: The objects of the shared pickle by their numbers.
         self._shared: dict[int, Any] = {}
         self._context: list[tuple[contextvars.ContextVar[Any], Any]] = []
+        #: See ``inner_imports.as_in_caller``.
+        self.imports: dict[str, dict[str, Any]] = {}
 
     def set_context(self) -> None:
         """Give the context variables in what was loaded the values that they had."""
@@ -427,8 +385,11 @@ class Receiver:
         value = unpickler.load()
         while (section := unpickler.load()) is not None:
             self._context += section.pop(_OF_CONTEXT, ())
-            for number, names in section.items():
-                vars(self._modules[number]).update(names)
+            for where, names in section.items():
+                if isinstance(where, str):
+                    self.imports.setdefault(where, {}).update(names)
+                else:
+                    vars(self._modules[where]).update(names)
         return value, unpickler.memo.copy()
 
     def _resolve(self, found: Any) -> Any:

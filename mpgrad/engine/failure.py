@@ -8,7 +8,7 @@ from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.autograd.function_nodes.call_sites import call_in_words
 from mpgrad.base import machine
 from mpgrad.base.user_frames import stack_without_ours
-from mpgrad.calls.fork_function import branch_in_words
+from mpgrad.calls.fork_function import branch_in_words, note_failure
 from mpgrad.errors import (
     EngineClosed,
     InvariantViolated,
@@ -42,6 +42,7 @@ def cause_of(
         if error is None or outcome.error:
             error = decode_error(outcome.error)
         failed = frozen.nodes[members[outcome.step].node]
+        note_failure(failed)
         if call := call_in_words(failed, frozen.nodes):
             add_note(error, call)
         if isinstance(error, Exception):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mpgrad.base.thread_state import PerThread
-from mpgrad.calls.call import Derivative
+from mpgrad.calls.call import FAILED, Derivative
 from mpgrad.engine.calls_in_workers import (
     Answered,
     Request,
@@ -162,6 +162,9 @@ class Submission:
     def tell(self, found: Sequence[Answered] | BaseException) -> None:
         """Say how they have ended. What a callback of its Future raises (SystemExit, which a Future
         lets pass) ends neither the thread that serves all calls nor another call."""
+        if isinstance(found, BaseException):
+            call = self.requests[0].call
+            FAILED.add(call.call.name if isinstance(call, Derivative) else call.name)
         try:
             self.end(found)
         except BaseException as error:

@@ -13,7 +13,7 @@ from mpgrad.arrays.cuda.device_arrays import CUDA
 from mpgrad.autograd.profiling.ranges import FUNCTION, WAITING, span
 from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.branch import has_history, record
-from mpgrad.calls.call import BranchCall, InputKind, Item, Ran
+from mpgrad.calls.call import BranchCall, InputKind, Item, Ran, failure_noted
 from mpgrad.calls.context_variables import of_packages
 from mpgrad.calls.fork_function import IN_CLIENT, Ended, Lifetime, new_number
 from mpgrad.calls.kept_branches import BRANCHES
@@ -196,7 +196,7 @@ class CallsOfMap:
 
     def run(self) -> list[Any]:
         """The results of all calls, in order."""
-        with span(f"parallel_map({self.name})", FUNCTION):
+        with span(f"parallel_map({self.name})", FUNCTION), failure_noted(self.name):
             return self._run()
 
     def _run(self) -> list[Any]:

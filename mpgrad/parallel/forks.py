@@ -12,6 +12,7 @@ from typing import Any
 from mpgrad.autograd.running import engine_slot
 from mpgrad.base.user_frames import level_of_caller
 from mpgrad.calls.array_library import ArrayLibrary
+from mpgrad.calls.call import failure_noted
 from mpgrad.calls.own_tensors import LIBRARY
 from mpgrad.engine.calls_in_workers import Answered, depth_of_calls
 from mpgrad.engine.engine import current_engine
@@ -143,7 +144,7 @@ def fork_of(
     made = CallsOfMap(library, fn, [args], (), kwargs, [range(1)], is_sum=False, seed=seed)
     future.buffers = made.begin_fork()
     if not _is_for_workers(made):
-        _run_now(future, lambda: made.run_here()[0])
+        _run_now(future, failure_noted(made.name)(lambda: made.run_here()[0]))
         return future
     _submit(made, future, begins)
     return future

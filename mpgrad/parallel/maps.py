@@ -85,7 +85,7 @@ def map_of(
         raise TypeError(f"fn must be callable, not {type(fn).__name__}")
     if not iterables:
         raise TypeError("parallel_map() needs at least one iterable")
-    items = list(zip(*[list(one) for one in iterables], strict=True))
+    items = _items(iterables)
     if not isinstance(shared, Sequence | Mapping) or isinstance(shared, str):
         raise TypeError(
             f"shared must be a sequence of arguments, or a mapping of keywords, not "
@@ -119,6 +119,16 @@ def map_of(
     for other in results[1:]:
         total = sum_of(total, other, made.name, library)
     return total
+
+
+def _items(iterables: Sequence[Iterable[Any]]) -> list[tuple[Any, ...]]:
+    """The arguments of each call. The iterables are read side by side: one may be endless."""
+    try:
+        return list(zip(*iterables, strict=True))
+    except ValueError as error:
+        if str(error).startswith("zip() argument"):
+            error.add_note("what all calls share belongs in shared=(x,), not in repeat(x)")
+        raise
 
 
 def map_with_first_buffers(

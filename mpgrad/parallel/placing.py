@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from mpgrad.autograd.running import engine_slot
 from mpgrad.calls.array_library import ArrayLibrary
+from mpgrad.calls.call import FAILED
 from mpgrad.calls.fork_function import Lifetime
 from mpgrad.calls.map_time import MapTime
 from mpgrad.calls.random_numbers import generators_kept
@@ -283,7 +284,11 @@ class Runs:
         self._counts: OrderedDict[Any, int] = OrderedDict()
 
     def is_watched(self, fn: Any) -> bool:
-        """Count a map of ``fn``; whether it is the first, second, fourth, eighth ... one."""
+        """Count a map of ``fn``; whether it is the first, second, fourth, eighth ... one, or the
+        first one after one that has raised."""
+        if (name := name_of(fn)) in FAILED:
+            FAILED.discard(name)
+            return True
         fn, owner = _called(fn)
         key = owner, getattr(fn, "__code__", None) or (type(fn), id(fn))
         count = self._counts.pop(key, 0) + 1

@@ -19,13 +19,14 @@ _DENORMAL = 5e-324
 
 
 class Modes(NamedTuple):
-    """The modes of a thread; all but the first six belong to the process.
+    """The modes of a thread; all but the first seven belong to the process.
 
     Attributes:
         grad, inference: whether operations are recorded; inference mode.
         anomaly, checks_nan: anomaly mode, and whether it searches for NaN.
         autocast: the name of its dtype on the CPU; empty: it is off.
         caches: whether autocast keeps casts of parameters.
+        computes_once: whether ``parametrize.cached()`` is entered.
         default_dtype: its name.
         matmul_precision: of float32.
         deterministic: 0, 1 (it warns) or 2.
@@ -40,6 +41,7 @@ class Modes(NamedTuple):
     checks_nan: bool
     autocast: str
     caches: bool
+    computes_once: bool
     default_dtype: str
     matmul_precision: str
     deterministic: int
@@ -58,6 +60,7 @@ def current_modes() -> Modes:
         torch.is_anomaly_check_nan_enabled(),
         _name(torch.get_autocast_dtype("cpu")) if autocast else "",
         torch.is_autocast_cache_enabled(),
+        parametrize._cache_enabled > 0,
         _name(torch.get_default_dtype()),
         torch.get_float32_matmul_precision(),
         torch.get_deterministic_debug_mode(),
@@ -92,10 +95,12 @@ def entered(modes: Modes) -> Iterator[None]:
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
             stack.callback(torch.set_num_threads, threads)
-            # What parametrize.cached() has kept are tensors of the caller's graph.
-            stack.callback(setattr, parametrize, "_cache_enabled", parametrize._cache_enabled)
-            parametrize._cache_enabled = 0
-        if before[6:] != modes[6:]:
+        if before.computes_once or modes.computes_once:
+            # What it has kept are tensors of the caller's graph.
+            for name, value in ("_cache_enabled", int(modes.computes_once)), ("_cache", {}):
+                stack.callback(setattr, parametrize, name, vars(parametrize)[name])
+                setattr(parametrize, name, value)
+        if before[7:] != modes[7:]:
             stack.callback(_set, before)
             _set(modes)
         if before.inference or modes.inference:

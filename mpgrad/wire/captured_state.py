@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,7 +28,15 @@ from mpgrad.base.environ import (
 )
 from mpgrad.base.print_options import OPTIONS
 from mpgrad.errors import ProtocolError
-from mpgrad.wire.environment import FIRST_ARGUMENTS, current_arguments, set_arguments
+from mpgrad.wire.environment import (
+    FIRST_ARGUMENTS,
+    added_path,
+    current_arguments,
+    log_levels,
+    set_added_path,
+    set_arguments,
+    set_log_levels,
+)
 from mpgrad.wire.packed_texts import optional_packed, optional_unpacked, pack_text, unpack_text
 
 #: A command line with more bytes is sent only if it has changed.
@@ -64,6 +72,8 @@ class StateFields(msgspec.Struct, frozen=True, array_like=True):
         directory: the working directory; None if it does not exist.
         environment: what has changed in ``os.environ`` since ``FIRST_ENVIRONMENT``; None: gone.
         program_arguments: ``sys.argv``; None: ``FIRST_ARGUMENTS``.
+        added_path: see ``environment.added_path``.
+        log_levels: of the loggers that have one, by name; and what ``logging.disable`` was given.
         recursion_limit, int_digits: of the interpreter.
         decimal: the context; None if ``decimal`` is not imported.
         locale: of all categories, as ``locale.setlocale`` gives it; None if ``locale`` is not
@@ -79,6 +89,8 @@ class StateFields(msgspec.Struct, frozen=True, array_like=True):
     directory: bytes | None
     environment: Changes
     program_arguments: tuple[bytes, ...] | None
+    added_path: tuple[tuple[bytes, ...], tuple[bytes, ...]]
+    log_levels: tuple[dict[bytes, int], int]
     recursion_limit: int
     int_digits: int
     decimal: DecimalContext | None
@@ -113,6 +125,8 @@ class _Seen(NamedTuple):
     directory: bytes | None
     environment: dict[bytes, bytes]
     program_arguments: list[str] | None
+    added_path: tuple[tuple[str, ...], tuple[str, ...]]
+    log_levels: tuple[dict[str, int], int]
     recursion_limit: int
     int_digits: int
     #: The arguments of the thread's context, and of that of new threads.
@@ -185,6 +199,8 @@ def name_of_change(before: bytes, now: bytes) -> str:
     first, second = _decoder.decode(before), _decoder.decode(now)
     fresh = {"decimal": _FRESH_DECIMAL, "special_errors": None, "locale": second.locale}
     for name in StateFields.__struct_fields__:
+        if name in ("added_path", "log_levels"):  # no result depends on them; imports change them
+            continue
         old, new = getattr(first, name), getattr(second, name)
         if old is None and name in fresh:
             old = fresh[name]
@@ -210,6 +226,10 @@ def apply_state(data: bytes) -> None:
     set_environment(with_changes(FIRST_ENVIRONMENT, found.environment))
     texts = found.program_arguments
     set_arguments(FIRST_ARGUMENTS if texts is None else [*map(unpack_text, texts)])
+    first, last = [tuple(map(unpack_text, part)) for part in found.added_path]
+    set_added_path(first, last)
+    levels, disabled = found.log_levels
+    set_log_levels({unpack_text(name): level for name, level in levels.items()}, disabled)
     sys.setrecursionlimit(found.recursion_limit)
     sys.set_int_max_str_digits(found.int_digits)
     if found.decimal is not None:
@@ -270,6 +290,8 @@ def _see() -> _Seen:
         current_directory(),
         current_environment(),
         current_arguments(),
+        added_path(),
+        log_levels(),
         sys.getrecursionlimit(),
         sys.get_int_max_str_digits(),
         None if decimal is None else decimal.getcontext().__reduce__()[1],
@@ -299,6 +321,11 @@ def _fields_of(seen: _Seen) -> StateFields:
         seen.directory,
         changes_to_send(),
         _arguments_to_send(seen.program_arguments),
+        (_packed(seen.added_path[0]), _packed(seen.added_path[1])),
+        (
+            {pack_text(name): level for name, level in seen.log_levels[0].items()},
+            seen.log_levels[1],
+        ),
         seen.recursion_limit,
         seen.int_digits,
         None if seen.decimal is None else _decimal_context(*seen.decimal),
@@ -319,9 +346,13 @@ def _fields_of(seen: _Seen) -> StateFields:
 def _arguments_to_send(found: list[str] | None) -> tuple[bytes, ...] | None:
     if found is None:
         return None
-    texts = tuple(map(pack_text, found))
+    texts = _packed(found)
     is_long = sum(map(len, texts)) > ARGUMENTS_BYTES_MAX
     return None if is_long and found == FIRST_ARGUMENTS else texts
+
+
+def _packed(texts: Iterable[str]) -> tuple[bytes, ...]:
+    return tuple(map(pack_text, texts))
 
 
 def _filters(found: list[Any]) -> tuple[WarningFilter, ...]:

@@ -6,7 +6,9 @@ that gets the same code again has it already, specialized by the runs before.
 
 from __future__ import annotations
 
+import dis
 import functools
+import importlib
 import io
 import marshal
 import os
@@ -118,6 +120,51 @@ def names_in(code: CodeType) -> tuple[str, ...]:
     return tuple(
         dict.fromkeys([*code.co_names, *[name for one in inner for name in names_in(one)]])
     )
+
+
+@functools.lru_cache(CODES_MAX)
+def words_in(code: CodeType) -> frozenset[str]:
+    """The same with the texts in it: ``getattr(module, "name")``."""
+    found = frozenset([*code.co_names, *[one for one in code.co_consts if isinstance(one, str)]])
+    return found.union(*[words_in(one) for one in code.co_consts if isinstance(one, CodeType)])
+
+
+@functools.lru_cache(CODES_MAX)
+def imports_in(code: CodeType) -> tuple[str, ...]:
+    """The modules that code imports when it runs, and code inside of it; relative ones begin with
+    dots. A name that is imported from a module may be a module, too."""
+    found: list[str] = []
+    steps = list(dis.get_instructions(code))
+    for at, step in enumerate(steps):
+        if step.opname == "IMPORT_NAME":
+            level, names = steps[at - 2].argval, steps[at - 1].argval or ()
+            start = "." * level + step.argval
+            inside = start if start.endswith(".") else f"{start}."
+            found += [start, *[f"{inside}{name}" for name in names]]
+    if "import_module" in code.co_names:
+        found += [one for one in code.co_consts if isinstance(one, str)]
+    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return tuple(dict.fromkeys([*found, *[name for one in inner for name in imports_in(one)]]))
+
+
+def of_module(reduced: Any, module: str) -> Any:
+    """What a function by value is reduced to, if its globals are those of an imported module.
+
+    Args:
+        reduced: what ``CodePickler`` makes of it; by name it stays.
+        module: its name.
+    """
+    if not (isinstance(reduced, tuple) and len(reduced) == 6):
+        return reduced
+    code, _, *_, cells = reduced[1]
+    attributes, state = reduced[2]
+    state = {**state, "__globals__": {}, "_cloudpickle_submodules": []}
+    return (_function_of, (module, code, cells), (attributes, state), *reduced[3:])
+
+
+def _function_of(module: str, code: CodeType, cells: Any) -> FunctionType:
+    namespace = vars(importlib.import_module(module))
+    return FunctionType(code, namespace, None, None, cells)
 
 
 @functools.lru_cache(CODES_MAX)

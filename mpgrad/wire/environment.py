@@ -57,6 +57,52 @@ def set_arguments(texts: Sequence[str]) -> None:
 
 #: ``sys.argv`` when this module was loaded; a worker's is that of its client at that time.
 FIRST_ARGUMENTS: list[str] = current_arguments() or [""]
+#: ``sys.path`` then, alike.
+FIRST_PATH: list[str] = import_path()
+
+
+class _Taken:
+    """What a worker has taken over last; None: this process is a client."""
+
+    path: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    log_levels: tuple[dict[str, int], int] | None = None
+
+
+def added_path() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a program has added to ``sys.path`` since its start, in front and behind."""
+    if _Taken.path is not None:
+        return _Taken.path
+    now = import_path()
+    if now == FIRST_PATH or is_frozen():
+        return (), ()
+    start = next((at for at, entry in enumerate(now) if entry in FIRST_PATH), 0)
+    return tuple(now[:start]), tuple([one for one in now[start:] if one not in FIRST_PATH])
+
+
+def set_added_path(first: tuple[str, ...], last: tuple[str, ...]) -> None:
+    """Take over what ``added_path`` has found; what this process has added itself stays."""
+    added = {entry for part in _Taken.path or () for entry in part}
+    _Taken.path = first, last
+    if added or first or last:
+        sys.path[:] = [*first, *[one for one in sys.path if one not in added], *last]
+
+
+def log_levels() -> tuple[dict[str, int], int]:
+    """The levels of the loggers that have one, by name, and what ``logging.disable`` was given."""
+    if _Taken.log_levels is not None:
+        return _Taken.log_levels
+    loggers = {"": logging.root, **logging.root.manager.loggerDict}
+    levels = {name: one.level for name, one in loggers.items() if isinstance(one, logging.Logger)}
+    return {name: level for name, level in levels.items() if level}, logging.root.manager.disable
+
+
+def set_log_levels(levels: dict[str, int], disabled: int) -> None:
+    """Take over what ``log_levels`` has found."""
+    before = {} if _Taken.log_levels is None else _Taken.log_levels[0]
+    for name, level in {**dict.fromkeys(before, logging.NOTSET), **levels}.items():
+        logging.getLogger(name).setLevel(level)
+    logging.disable(disabled)
+    _Taken.log_levels = levels, disabled
 
 
 class WorkerEnvironment(NamedTuple):

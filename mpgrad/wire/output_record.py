@@ -32,7 +32,7 @@ class Text(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class LogLine(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A logging record, its message formatted."""
+    """A logging record, its message formatted; ``extra``: as texts, what is no number."""
 
     slot: int
     name: bytes
@@ -41,6 +41,7 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True, tag=1):
     line: int
     message: bytes
     function: bytes | None
+    extra: dict[str, Any]
 
 
 class Warned(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -133,6 +134,7 @@ def show_output(kind: str, data: bytes) -> None:
             None,
             optional_unpacked(output.function),
         )
+        vars(record).update(output.extra)
         logger = logging.getLogger(record.name)
         if logger.isEnabledFor(output.level):
             logger.handle(record)

@@ -35,6 +35,8 @@ from mpgrad.wire.remote_error import encode_error
 
 Send = Callable[[str, bytes], None]
 
+#: What each record has, and what is sent in another form.
+_OF_RECORDS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})
 #: The maximum characters of a message; longer texts are sent in pieces.
 PIECE_CHARACTERS = 1 << 20
 
@@ -103,6 +105,7 @@ class OutputForwarder:
                 record.lineno,
                 pack_text(message),
                 optional_packed(record.funcName),
+                {k: _plain(v) for k, v in vars(record).items() if k not in _OF_RECORDS},
             ),
         )
 
@@ -212,3 +215,12 @@ class _Handler(logging.Handler):
             self._forwarder.record(record)
         except Exception:
             self.handleError(record)
+
+
+def _plain(value: Any) -> Any:
+    """A number as it is; anything else as a text."""
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int) and abs(value) < 1 << 63:
+        return int(value)
+    return str(value).encode(errors="replace").decode()

@@ -4,7 +4,7 @@ mpgrad's are wanted."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.nn.utils import parametrize  # noqa: E402
+from torch.nn.utils import parametrize, prune  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
@@ -144,11 +144,38 @@ def test_cached_parametrizations(engine: mg.Engine) -> None:
     assert net.parametrizations.weight.original.grad.tolist() == [[2, 4, 4], [0, 2, 4], [0, 0, 2]]
 
 
+class Noisy(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rand_like(x)
+
+
+@pytest.mark.parametrize("is_around", [True, False])
+def test_a_parametrization_is_computed_once_where_it_is_cached(
+    engine: mg.Engine, is_around: bool
+) -> None:
+    """It was so: calls got copies of the globals of torch's own closures, and no ``cached()``."""
+    net = torch.nn.Linear(3, 3)
+    parametrize.register_parametrization(net, "weight", Noisy())
+
+    def differs(x: torch.Tensor) -> torch.Tensor:
+        with nullcontext() if is_around else parametrize.cached():
+            return (net(x) - net(x)).abs().sum()
+
+    with parametrize.cached() if is_around else nullcontext():
+        outs = mt.parallel_map(differs, [torch.ones(3)] * 2)
+    assert [one.item() for one in outs] == [0, 0]
+    assert mt.parallel_map(lambda x: (net(x) - net(x)).abs().sum(), [torch.ones(3)])[0] > 0
+
+
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
-@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm", "prune"])
 def test_norms_by_hooks(engine: mg.Engine, norm: str) -> None:
     """It was so: the weight that they compute counted as a lost change."""
-    net = getattr(torch.nn.utils, norm)(torch.nn.Linear(3, 2)).eval()
+    net = torch.nn.Linear(3, 2)
+    if norm == "prune":
+        net = prune.random_unstructured(prune.l1_unstructured(net, "weight", 1), "weight", 1)
+    else:
+        net = getattr(torch.nn.utils, norm)(net).eval()
     (out,) = mt.parallel_map(lambda x: net(x).sum(), [torch.ones(3)])
     out.backward()
     original = net.weight_v if norm == "weight_norm" else net.weight_orig

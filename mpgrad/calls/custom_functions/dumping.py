@@ -23,7 +23,7 @@ from mpgrad.calls.custom_functions.findings import Survey
 from mpgrad.calls.custom_functions.loading import tensor_of_client, thaw
 from mpgrad.recording.tensors.refused_reads import refuse
 from mpgrad.recording.tensors.tensor import Tensor
-from mpgrad.wire.code_pickles import CodePickler, by_value
+from mpgrad.wire.code_pickles import CodePickler, by_value, of_module
 
 
 def dump(cls: type[Function], held: tuple[type, ...], found: Survey) -> bytes:
@@ -85,7 +85,9 @@ class _FunctionPickler(CodePickler):
             return _left_out, (function.__qualname__,)
         is_imported = self._found.is_imported(function.__globals__)
         if is_imported and not self._found.is_imported_name(function):
-            return _reduce_installed_closure(function)
+            # A decorator's inner function (``once_differentiable``).
+            reduced = super().reducer_override(function)
+            return of_module(reduced, function.__globals__["__name__"])
         reduced = super().reducer_override(function)
         if isinstance(reduced, tuple) and len(reduced) == 6:
             attributes, slots = reduced[2]
@@ -102,34 +104,6 @@ class _FunctionPickler(CodePickler):
         else:
             _, names = self._found.module_reads.get(id(module), (module, {}))
         return types.ModuleType, (module.__name__,), names
-
-
-def _reduce_installed_closure(function: types.FunctionType) -> Any:
-    """A decorator's inner function (``once_differentiable``): its globals are installed."""
-    cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
-    return _make_installed_closure, (
-        function.__globals__["__name__"],
-        function.__code__,
-        function.__name__,
-        function.__defaults__,
-        cells,
-        function.__kwdefaults__,
-    )
-
-
-def _make_installed_closure(
-    module: str,
-    code: types.CodeType,
-    name: str,
-    defaults: tuple[Any, ...] | None,
-    cells: tuple[Any, ...],
-    kwdefaults: dict[str, Any] | None,
-) -> types.FunctionType:
-    namespace = vars(importlib.import_module(module))
-    closure = tuple(types.CellType(content) for content in cells)
-    function = types.FunctionType(code, namespace, name, defaults, closure)
-    function.__kwdefaults__ = kwdefaults
-    return function
 
 
 def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:

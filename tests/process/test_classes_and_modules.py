@@ -1,0 +1,325 @@
+"""Classes with registries and metaclasses, and the user's modules, in calls."""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import itertools
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import pytest
+
+import mpgrad as mg
+from mpgrad.parallel import placing
+from tests.process.test_parallel_map import engine
+
+__all__ = ["engine"]
+pytestmark = pytest.mark.process
+T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True)
+def every_test_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "RUNS", placing.Runs())
+
+
+# ---------------------------------------------------------------------- classes
+
+
+class Plugin:
+    registry: ClassVar[dict[str, type[Plugin]]] = {}
+    key: ClassVar[str]
+
+    def __init_subclass__(cls, /, key: str, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Plugin.registry[key], cls.key = cls, key
+
+    def of(self, x: int) -> int:
+        return x
+
+
+class Doubles(Plugin, key="double"):
+    def of(self, x: int) -> int:
+        return 2 * x
+
+
+class Slotted(Plugin, key="slots"):
+    __slots__ = ("x",)
+
+
+class Meta(abc.ABCMeta):
+    registry: ClassVar[list[type[Any]]] = []
+
+    def __new__(mcs, name: str, bases: Any, names: Any, **_: Any) -> Meta:
+        cls = super().__new__(mcs, name, bases, names)
+        Meta.registry.append(cls)
+        return cls
+
+    def __init__(cls, name: str, bases: Any, names: Any, **_: Any) -> None:
+        super().__init__(name, bases, names)
+        cls.made = getattr(cls, "made", 0) + 1
+
+
+class Shape(metaclass=Meta):
+    @abc.abstractmethod
+    def area(self) -> int: ...
+
+
+class Square(Shape, of="any keyword"):
+    def area(self) -> int:
+        return 9
+
+
+class Foreign:
+    pass
+
+
+Shape.register(Foreign)
+OF_DICTS: list[type[Any]] = []
+
+
+class Table(dict[str, Any], Generic[T]):
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        OF_DICTS.append(cls)
+
+
+class IntTable(Table[int]):
+    pass
+
+
+def what_classes_are(_: int) -> list[Any]:
+    found: list[Any] = [Plugin.registry["double"]().of(5), Plugin.registry["double"] is Doubles]
+    found += [Doubles.key, Slotted.__slots__, len(Plugin.__subclasses__())]
+    found += [Meta.registry == [Shape, Square], Square.made, Square().area()]
+    found += [isinstance(Foreign(), Shape), isinstance(Square, Meta), Square.__bases__ == (Shape,)]
+    with pytest.raises(TypeError, match="abstract"):
+        Shape()
+    found += [[IntTable] == OF_DICTS, IntTable(a=1), IntTable.__mro__.index(dict)]
+    found += [IntTable.__orig_bases__ == (Table[int],)]  # type: ignore[attr-defined]
+    return found
+
+
+def test_what_runs_where_classes_are_made_has_run(engine: mg.Engine) -> None:
+    """It was so: ``__init_subclass__`` and metaclasses ran again in each call, in the caller's
+    registries, too, and classes there were not the ones that the call knew."""
+    expected, before = what_classes_are(0), Plugin.__subclasses__()
+    for _ in range(2):
+        assert mg.parallel_map(what_classes_are, [0, 1]) == [expected] * 2
+    assert Plugin.__subclasses__() == before
+    assert Plugin.registry == {"double": Doubles, "slots": Slotted}
+    assert Meta.registry == [Shape, Square]
+
+
+def test_a_class_that_a_call_makes_comes_back(engine: mg.Engine) -> None:
+    def makes(k: int) -> Any:
+        class Local(Plugin, key=f"local {k}"):
+            def of(self, x: int) -> int:
+                return x + k
+
+        del Plugin.registry[f"local {k}"]
+        return Local()
+
+    found = mg.parallel_map(makes, [1, 2])
+    assert [one.of(1) for one in found] == [2, 3]
+    assert all(isinstance(one, Plugin) for one in found)
+
+
+# ---------------------------------------------------------------------- modules
+
+CONF = "ALPHA = 1\nSEEN = []\nLOCK = __import__('threading').Lock()\n"
+USES = """
+import mpgrad as mg
+
+def inside(x):
+    import own_conf
+    with own_conf.LOCK:
+        return x * own_conf.ALPHA
+
+def inside_from(x):
+    from own_package import part
+    from own_package.part import BETA
+    return x * part.BETA + BETA
+
+def by_name(x):
+    import importlib
+    return x * importlib.import_module("own_conf").ALPHA
+
+def changes(x):
+    import own_conf
+    own_conf.SEEN.append(x)
+
+class Scales(mg.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        import own_conf
+        return grad * own_conf.ALPHA
+"""
+
+
+@pytest.fixture
+def uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """A module whose functions import others, whose files are others by now."""
+    (tmp_path / "own_package").mkdir()
+    for name, text in (
+        ("own_conf.py", CONF),
+        ("own_package/__init__.py", ""),
+        ("own_package/part.py", "BETA = 1\n"),
+        ("own_uses.py", USES),
+        ("own_exp1.py", "DROP = 0.5\n"),
+        ("own_exp2.py", "DROP = 1.0\n"),
+    ):
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    conf, part = map(importlib.import_module, ("own_conf", "own_package.part"))
+    conf.ALPHA, part.BETA = 5, 7  # type: ignore[attr-defined]
+    (tmp_path / "own_conf.py").write_text(CONF.replace("1", "1000"))
+    yield importlib.import_module("own_uses")
+    for name in [name for name in sys.modules if name.startswith("own_")]:
+        del sys.modules[name]
+
+
+def test_what_a_function_imports_inside_is_the_callers(
+    engine: mg.Engine, uses: types.ModuleType
+) -> None:
+    """It was so: a worker had what stands in the file, and kept it from call to call."""
+    for _ in range(2):
+        for fn, expected in (
+            (uses.inside, [5, 10]),
+            (uses.inside_from, [14, 21]),
+            (uses.by_name, [5, 10]),
+        ):
+            assert mg.parallel_map(fn, [1, 2]) == expected
+        with pytest.raises(RuntimeError, match="SEEN"):
+            mg.parallel_map(uses.changes, [1, 2])
+        sys.modules["own_conf"].SEEN.clear()  # in local it is the caller's own
+    x = mg.tensor(1.0, requires_grad=True)
+    (out,) = mg.parallel_map(uses.Scales.apply, [x])
+    out.backward()
+    assert x.grad.item() == 5
+
+
+def test_modules_as_arguments(engine: mg.Engine, uses: types.ModuleType) -> None:
+    """It was so: from the second item on, a module was empty."""
+    one, other = map(importlib.import_module, ("own_exp1", "own_exp2"))
+
+    def drop(module: Any, x: int, setting: Any) -> float:
+        return float(module.DROP * x + getattr(setting, "DROP", 9.0))
+
+    found = mg.parallel_map(drop, [one, other, one], [1, 2, 3], shared=(other,))
+    assert found == [1.5, 3.0, 2.5]
+    summed = mg.parallel_map(drop, [one, other, one], [1, 2, 3], shared=(one,), out="sum")
+    assert summed == 0.5 + 2.0 + 1.5 + 3 * 0.5
+
+
+# ---------------------------------------------------------------------- changes
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_change_is_an_error_each_time(engine: mg.Engine, where: str) -> None:
+    """It was so: the third run of a cell that had raised twice was wrong without a word."""
+    seen: list[int] = []
+
+    class Counts(mg.Function):
+        @staticmethod
+        def forward(ctx: Any, x: mg.Tensor) -> mg.Tensor:
+            if where == "forward":
+                seen.append(1)
+            return x * 2.0
+
+        @staticmethod
+        def backward(ctx: Any, grad: mg.Tensor) -> mg.Tensor:
+            seen.append(1)
+            return grad * 2.0
+
+    x = mg.ones((), requires_grad=True)
+
+    def both_passes() -> None:
+        sum(mg.parallel_map(Counts.apply, [x, x])).backward()
+
+    def forks() -> None:
+        mg.fork(Counts.apply, x).result(60).backward()
+
+    for runs in (both_passes, forks, both_passes, both_passes, forks):
+        with pytest.raises(RuntimeError, match="seen"):
+            runs()
+
+
+class Lazy:
+    """As an object of an installed library, which computes something when it is first asked."""
+
+    def __init__(self) -> None:
+        self._table: Any = None
+        self.cache: dict[str, int] = {}
+        self.count, self._calls = 0, 0
+
+    def read(self) -> int:
+        self._table = self._table or [1, 2, 3]
+        self.cache["read"] = self._later = 1
+        return sum(self._table)
+
+    def write(self, name: str) -> int:
+        vars(self)[name] += 1
+        return 1
+
+
+def test_caches_of_libraries_may_fill(engine: mg.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was so: whoever read a pandas Series or a Delaunay triangulation had changed it."""
+    monkeypatch.setattr("mpgrad.calls.reached_state._is_of_library", lambda cls: cls is Lazy)
+    lazy = Lazy()
+    with mg.Engine("local"):
+        assert mg.parallel_map(lambda k: lazy.read() * k, [1, 2]) == [6, 12]
+        for name in ("count", "_calls"):
+            with pytest.raises(RuntimeError, match=name):
+                mg.parallel_map(lambda k: lazy.write(name), [1, 2])  # noqa: B023
+
+
+def test_objects_of_scipy_are_read(engine: mg.Engine) -> None:
+    points = np.random.default_rng(0).random((30, 2))
+    own = pytest.importorskip("scipy.spatial").Delaunay(points)
+    assert len(mg.parallel_map(lambda k: own.find_simplex([k / 3, 0.5]), [1, 2])) == 2
+
+
+class Quantity(np.ndarray[Any, Any]):
+    def tobytes(self, *args: Any, **kwargs: Any) -> bytes:
+        raise NotImplementedError("as of astropy")
+
+
+class Irreps(tuple[Any, ...]):
+    def __len__(self) -> int:
+        raise NotImplementedError("as of e3nn")
+
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError("as of e3nn")
+
+
+@pytest.mark.parametrize("make", [lambda: np.ones(2).view(Quantity), lambda: Irreps([1, 2])])
+def test_containers_that_refuse_to_be_looked_at(engine: mg.Engine, make: Callable[[], Any]) -> None:
+    """It was so: their error, without a word about the call."""
+    held = make()
+    assert mg.parallel_map(lambda own: own[1] * held[0], [make(), make()]) == [held[1]] * 2
+
+
+@pytest.mark.parametrize(
+    "iterables",
+    [
+        (range(3), itertools.repeat(2)),
+        (itertools.count(), range(3)),
+        (range(3), range(4)),
+    ],
+)
+def test_iterables_of_other_lengths(iterables: Any) -> None:
+    """It was so: an endless one was read until there was no memory left."""
+    with pytest.raises(ValueError, match=r"shorter|longer") as caught:
+        mg.parallel_map(lambda a, b: a, *iterables)
+    assert "shared=(x,)" in caught.value.__notes__[0]
