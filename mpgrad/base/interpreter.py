@@ -196,7 +196,11 @@ def origin(wanted: Mapping[str, str] | None = None, *, with_path: bool = True) -
 
 def import_path() -> list[str]:
     """``sys.path`` for a child, whose working directory may become another one."""
-    return [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
+    entries = [entry for entry in sys.path if isinstance(entry, str)]
+    try:
+        return [entry or os.getcwd() for entry in entries]
+    except FileNotFoundError:  # the directory has been removed
+        return list(filter(None, entries))
 
 
 def start_of(origin: bytes, setup: bytes) -> bytes:

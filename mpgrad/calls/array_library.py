@@ -189,6 +189,18 @@ class ArrayLibrary(ABC):
     ) -> Sequence[Any]:
         """The gradient of each input, or None; the graph stays."""
 
+    def taken_apart(self, gradient: Any) -> tuple[Any, list[Any]]:
+        """The Tensors that a gradient is made of, and what ``put_together`` needs beside them.
+
+        Raises:
+            TypeError: it cannot travel.
+        """
+        return None, [gradient]
+
+    def put_together(self, form: Any, parts: list[Any]) -> Any:
+        """The gradient that ``taken_apart`` was given."""
+        return parts[0]
+
     # ------------------------------------------------------------------ results
 
     @abstractmethod

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 from mpgrad.autograd.running import engine_slot
-from mpgrad.calls.array_library import library_of
+from mpgrad.calls.array_library import ArrayLibrary, library_of
 from mpgrad.calls.branch import Branch
 from mpgrad.calls.call import BranchCall, Derivative
 from mpgrad.calls.kept_branches import BRANCHES
@@ -31,8 +32,8 @@ def differentiate(
         grads: of the outputs that are ``task.wanted``.
 
     Returns:
-        A Branch without a graph: its outputs are the gradients, its result is the pickle of the
-        numbers of the inputs that they belong to.
+        A Branch without a graph: its outputs are what the gradients are made of. Its result is a
+        pickle: for each gradient the number of its input, its form, and how many parts it has.
 
     Raises:
         RuntimeError: the branch has saved an input that was changed in place.
@@ -56,9 +57,30 @@ def _differentiate(
         given[number] = grad
     with engine_slot.locally(), library.entered(task.modes):
         found = branch.differentiate(given, task.needs)
-    numbers = [number for number, grad in enumerate(found) if grad is not None]
     # The very tensors: torch takes over memory that nobody else holds.
-    return Branch(library, pickle.dumps(numbers), [], [found[at] for at in numbers], [], [])
+    told, outputs = list[tuple[int, Any, int]](), list[Any]()
+    for number, grad in enumerate(found):
+        if grad is not None:
+            form, parts = library.taken_apart(grad)
+            told.append((number, form, len(parts)))
+            outputs += parts
+    return Branch(library, pickle.dumps(told), [], outputs, [], [])
+
+
+def gradients_by_number(
+    library: ArrayLibrary, told: bytes, found: Sequence[Any], count: int
+) -> list[Any]:
+    """What ``differentiate`` has found for each of ``count`` inputs: its gradient, or None.
+
+    Args:
+        library: of the tensors.
+        told, found: the result and the outputs of its Branch.
+        count: the number of inputs.
+    """
+    gradients, left = [None] * count, iter(found)
+    for number, form, parts in pickle.loads(told):
+        gradients[number] = library.put_together(form, [*islice(left, parts)])
+    return gradients
 
 
 def require_unsaved(call: BranchCall, branch: Branch, changed: Sequence[int]) -> None:

@@ -30,6 +30,7 @@ from mpgrad.recording.graph.anomaly import (
     set_detect_anomaly,
 )
 from mpgrad.recording.graph.grad_modes import (
+    enable_grad,
     inference_mode,
     is_grad_enabled,
     is_inference_mode_enabled,
@@ -39,7 +40,7 @@ from mpgrad.recording.graph.grad_modes import (
 from mpgrad.recording.graph.node import SEQUENCE, Node
 from mpgrad.recording.tensors.accumulate_grad import AccumulateGrad
 from mpgrad.recording.tensors.hooks_in_force import HOOKS, HookState
-from mpgrad.recording.tensors.of_pytorch import is_of_pytorch
+from mpgrad.recording.tensors.of_pytorch import is_tensor_of_pytorch
 from mpgrad.recording.tensors.saved_tensor import SavedTensor
 from mpgrad.recording.tensors.storage import INFERENCE, is_held_alone
 from mpgrad.recording.tensors.tensor import Tensor
@@ -69,7 +70,7 @@ class OwnTensors(ArrayLibrary):
             )
 
     def require_own(self, obj: Any) -> None:
-        if "torch" in sys.modules and is_of_pytorch(obj) and obj.requires_grad:
+        if "torch" in sys.modules and is_tensor_of_pytorch(obj) and obj.requires_grad:
             raise TypeError(
                 "cannot send a tensor of PyTorch that requires grad: it would get no gradient. Use "
                 "parallel_map or fork of mpgrad.torch, or pass x.detach()"
@@ -266,7 +267,8 @@ class OwnTensors(ArrayLibrary):
     def attach(self, ran: Ran, inputs: Sequence[Tensor], place: Any, fn: Any) -> Sequence[Tensor]:
         # An edge to what no output depends on would run, and free, the graph behind it.
         sources = [one.detach() if at in ran.unreached else one for at, one in enumerate(inputs)]
-        outputs: tuple[Tensor, ...] = Fork.apply(ran, *sources)
+        with enable_grad():  # the call may have entered it
+            outputs: tuple[Tensor, ...] = Fork.apply(ran, *sources)
         node = outputs[0]._grad_fn
         if node is not None:
             if place is not None:

@@ -78,6 +78,7 @@ class ReachedState:
         self._allowed, self._tensor = allowed, tensor
         #: Private attributes of libraries' objects that have a value; None: it is not known yet.
         self._filled: set[Path] | None = None
+        self._modules = frozenset(sys.modules)
         self._values = self._by_path(root)
 
     def what_changed(self, root: Any) -> Change | None:
@@ -116,6 +117,8 @@ class ReachedState:
             is_tensor = isinstance(value, self._tensor)
             yield path, ("tensor", id(value)) if is_tensor else _token(value)
             is_library = not is_tensor and _is_of_library(type(value))
+            if isinstance(value, types.FunctionType):
+                waiting.extend([((*path, name), child) for name, child in self._imported(value)])
             for name, child in list(vars(value).items()) if is_tensor else _parts(value):
                 if name in self._allowed:
                     continue
@@ -127,6 +130,13 @@ class ReachedState:
                     filled.add(place)
                 if not (is_library and "cache" in name):
                     waiting.append((place, child))
+
+    def _imported(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+        """What a function names in modules that it imports when it runs, if they were there."""
+        for home, module in imported_by(function).items():
+            if home in self._modules:
+                names = [name for name in names_in(function.__code__) if name in vars(module)]
+                yield from ((one, vars(module)[one]) for one in names if one not in self._allowed)
 
 
 def _is_of_library(cls: type[Any]) -> bool:
@@ -276,9 +286,6 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
     for name in names_in(function.__code__):
         if name in function.__globals__ and name[:2] != "__":
             yield name, function.__globals__[name]
-    for module in imported_by(function).values():
-        named = [name for name in names_in(function.__code__) if name in vars(module)]
-        yield from ((name, vars(module)[name]) for name in named if name[:2] != "__")
 
 
 def _in_words(path: Path) -> str:

@@ -60,10 +60,11 @@ class _Search:
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
-        for key, child in value.items():
+        for key, child in dict.items(value):
             yield (f".{key}" if isinstance(key, str) else f"[{key!r}]"), child
     elif isinstance(value, list | tuple | set | frozenset):
-        for number, child in enumerate(value):
+        own: Any = next(one for one in (list, tuple, set, frozenset) if isinstance(value, one))
+        for number, child in enumerate(own.__iter__(value)):
             yield f"[{number}]", child
     elif isinstance(value, types.MethodType):
         yield ".__self__", value.__self__

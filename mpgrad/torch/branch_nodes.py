@@ -12,7 +12,6 @@ anomaly mode, the order of sums.
 from __future__ import annotations
 
 import itertools
-import pickle
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -26,7 +25,7 @@ import torch
 from mpgrad.autograd.running.deferred_interrupts import GRACE_MS
 from mpgrad.base.thread_state import PerThread
 from mpgrad.calls.array_library import ArrayLibrary
-from mpgrad.calls.branch_gradients import differentiate, require_unsaved
+from mpgrad.calls.branch_gradients import differentiate, gradients_by_number, require_unsaved
 from mpgrad.calls.call import Derivative, Ran
 from mpgrad.calls.fork_function import IN_CLIENT, gone
 from mpgrad.calls.made_again import made_again
@@ -246,15 +245,7 @@ class ForkedBranch:
             return [self._leaf(*one) for one in enumerate(self._arrays(task.changed))]
 
         branch = differentiate(task, inputs, grads)
-        return self._by_number(branch.result, branch.outputs)
-
-    def _by_number(
-        self, numbers: bytes, found: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor | None]:
-        gradients: list[torch.Tensor | None] = [None] * len(self.inputs)
-        for number, gradient in zip(pickle.loads(numbers), found, strict=True):
-            gradients[number] = gradient
-        return gradients
+        return gradients_by_number(branch.library, branch.result, branch.outputs, len(self.inputs))
 
     def _submitted(self, task: Derivative, arrays: list[Array | None]) -> Future[Any]:
         ran, library = self._parts()
@@ -270,7 +261,8 @@ class ForkedBranch:
             answer, data, _ = answered
             try:
                 found = [library.opened(told, data) for told in answer.outputs]
-                future.set_result(self._by_number(answer.result, found))
+                count = len(self.inputs)
+                future.set_result(gradients_by_number(library, answer.result, found, count))
             except BaseException as error:
                 future.set_exception(error)
 

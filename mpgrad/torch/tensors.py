@@ -197,6 +197,22 @@ class TorchTensors(ArrayLibrary):
             outputs, inputs, grads, retain_graph=True, create_graph=create_graph, allow_unused=True
         )
 
+    def taken_apart(self, gradient: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
+        if gradient.layout != torch.sparse_coo:
+            self.require_fit(gradient)
+            return None, [gradient]
+        form = tuple(gradient.shape), gradient.is_coalesced()
+        return form, [gradient._indices(), gradient._values()]
+
+    def put_together(self, form: Any, parts: list[torch.Tensor]) -> torch.Tensor:
+        if form is None:
+            return parts[0]
+        shape, is_coalesced = form
+        indices, values = [one.clone() for one in parts]
+        return torch.sparse_coo_tensor(
+            indices, values, shape, is_coalesced=is_coalesced, check_invariants=False
+        )
+
     # ------------------------------------------------------------------ results
 
     def laid_out(self, tensor: torch.Tensor) -> tuple[Array, tuple[int, ...], tuple[int, ...], str]:

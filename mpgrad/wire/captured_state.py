@@ -32,6 +32,7 @@ from mpgrad.wire.environment import (
     FIRST_ARGUMENTS,
     added_path,
     current_arguments,
+    current_directory,
     log_levels,
     set_added_path,
     set_arguments,
@@ -306,14 +307,6 @@ def _see() -> _Seen:
         list(warnings.filters),
         polynomials is None or polynomials.ABCPolyBase._use_unicode,
     )
-
-
-def current_directory() -> bytes | None:
-    """The working directory; None if it does not exist."""
-    try:
-        return os.getcwdb()
-    except OSError:
-        return None
 
 
 def _fields_of(seen: _Seen) -> StateFields:

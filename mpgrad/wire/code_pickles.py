@@ -66,6 +66,8 @@ class CodePickler(cloudpickle.Pickler):
             "_cloudpickle_submodules": [sys.modules[name] for name in submodules],
         }
         made_of = self._function_getnewargs(function)
+        # What has been warned is known by module, so that a warning comes once.
+        made_of[1].setdefault("__warningregistry__", _Registry(globals_.get("__name__", "")))
         return (
             parts._make_function,
             made_of,
@@ -94,6 +96,22 @@ def _bytes_of(code: CodeType, *compared: Any) -> bytes:
 @functools.lru_cache(CODES_MAX)
 def _code_of(data: bytes) -> CodeType:
     found: CodeType = marshal.loads(data)
+    return found
+
+
+class _Registry:
+    """Stands for ``__warningregistry__`` of a module: the one of the process that reads it."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __reduce__(self) -> Any:
+        return _registry_of, (self._module,)
+
+
+def _registry_of(module: str) -> dict[Any, Any]:
+    namespace = vars(sys.modules[module]) if module in sys.modules else {}
+    found: dict[Any, Any] = namespace.setdefault("__warningregistry__", {})
     return found
 
 

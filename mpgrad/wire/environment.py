@@ -22,6 +22,14 @@ from mpgrad.base.interpreter import import_path, is_frozen
 _TEXTS = frozenset({str})
 
 
+def current_directory() -> bytes | None:
+    """The working directory; None if it does not exist."""
+    try:
+        return os.getcwdb()
+    except OSError:
+        return None
+
+
 def current_arguments() -> list[str] | None:
     """A copy of ``sys.argv``; None if it is no list of texts, which no other process can have."""
     found = getattr(sys, "argv", None)
@@ -112,7 +120,7 @@ class WorkerEnvironment(NamedTuple):
 
     path: tuple[str, ...] | None
     arguments: list[str]
-    directory: str
+    directory: bytes | None
     log_level: int
     variables: Changes
     #: The bytes that the branches of a worker may hold.
@@ -131,7 +139,7 @@ def capture_environment(branch_limit: int, *, has_checksums: bool = False) -> by
         # A frozen application has its modules where no other interpreter finds them.
         path=None if is_frozen() else tuple(import_path()),
         arguments=FIRST_ARGUMENTS,
-        directory=os.getcwd(),
+        directory=current_directory(),
         log_level=logging.getLogger().getEffectiveLevel(),
         variables=changes_of_environment(current_environment(), FIRST_ENVIRONMENT),
         branch_limit=branch_limit,
@@ -149,7 +157,7 @@ def restore_environment(data: bytes) -> WorkerEnvironment:
     set_arguments(FIRST_ARGUMENTS)
     # The directory may have been removed meanwhile; code that needs it raises an error.
     with contextlib.suppress(OSError):
-        os.chdir(environment.directory)
+        os.chdir(environment.directory or b"")
     first = with_changes(current_environment(), environment.variables)
     FIRST_ENVIRONMENT.clear()
     FIRST_ENVIRONMENT.update(first)

@@ -21,9 +21,8 @@ from mpgrad.wire.captured_state import (
     apply_state,
     capture_state,
     changed_numpy_errors,
-    current_directory,
 )
-from mpgrad.wire.environment import KeptArguments, current_arguments
+from mpgrad.wire.environment import KeptArguments, current_arguments, current_directory
 
 #: The beginnings of environment variables that libraries set for themselves when they are first
 #: used: PyTorch says where it has its caches.

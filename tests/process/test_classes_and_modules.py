@@ -142,8 +142,8 @@ def inside(x):
         return x * own_conf.ALPHA
 
 def inside_from(x):
-    from own_package import part
-    from own_package.part import BETA
+    from own_pack import part
+    from own_pack.part import BETA
     return x * part.BETA + BETA
 
 def by_name(x):
@@ -169,11 +169,11 @@ class Scales(mg.Function):
 @pytest.fixture
 def uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     """A module whose functions import others, whose files are others by now."""
-    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_pack").mkdir()
     for name, text in (
         ("own_conf.py", CONF),
-        ("own_package/__init__.py", ""),
-        ("own_package/part.py", "BETA = 1\n"),
+        ("own_pack/__init__.py", ""),
+        ("own_pack/part.py", "BETA = 1\n"),
         ("own_uses.py", USES),
         ("own_exp1.py", "DROP = 0.5\n"),
         ("own_exp2.py", "DROP = 1.0\n"),
@@ -181,7 +181,7 @@ def uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Modu
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    conf, part = map(importlib.import_module, ("own_conf", "own_package.part"))
+    conf, part = map(importlib.import_module, ("own_conf", "own_pack.part"))
     conf.ALPHA, part.BETA = 5, 7  # type: ignore[attr-defined]
     (tmp_path / "own_conf.py").write_text(CONF.replace("1", "1000"))
     yield importlib.import_module("own_uses")
@@ -220,6 +220,59 @@ def test_modules_as_arguments(engine: mg.Engine, uses: types.ModuleType) -> None
     assert found == [1.5, 3.0, 2.5]
     summed = mg.parallel_map(drop, [one, other, one], [1, 2, 3], shared=(one,), out="sum")
     assert summed == 0.5 + 2.0 + 1.5 + 3 * 0.5
+
+
+PACKAGE = """
+import threading
+
+LOCK, SCALE = threading.Lock(), 1
+
+class scaled:
+    def __enter__(self):
+        global SCALE
+        SCALE = 3
+
+    def __exit__(self, *_):
+        global SCALE
+        SCALE = 1
+
+def make():
+    def scales(x):
+        with LOCK:
+            return x * SCALE
+
+    return scales
+
+def keeps(made=[]):
+    made.append(1)
+    return len(made)
+"""
+
+
+def test_packages_that_stand_elsewhere(
+    engine: mg.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pip install --target` and `uv run --with` put them. It was so: they were the user's code,
+    and each map an error; and what they make had copies of their globals."""
+    (tmp_path / "own_elsewhere.py").write_text(PACKAGE)
+    for name, listed in (("own_elsewhere", "own_elsewhere.py,sha256=x,9\n"), ("other", "")):
+        (tmp_path / f"{name}-1.0.dist-info").mkdir()
+        (tmp_path / f"{name}-1.0.dist-info" / "RECORD").write_text(listed)
+    (tmp_path / "own_script.py").write_text("VALUE = [1]\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package, program = map(importlib.import_module, ("own_elsewhere", "own_script"))
+    scales = package.make()
+
+    def scaled(x: int) -> int:
+        with package.scaled():
+            return int(scales(x)) * program.VALUE[0]
+
+    assert mg.parallel_map(scaled, [1, 2]) == [3, 6]
+    assert mg.parallel_map(lambda _: package.keeps() > 0, [1, 2]) == [True, True]
+    with pytest.raises(RuntimeError, match="VALUE"):
+        mg.parallel_map(lambda k: program.VALUE.append(k), [1, 2])
+    for name in ("own_elsewhere", "own_script"):
+        del sys.modules[name]
 
 
 # ---------------------------------------------------------------------- changes

@@ -465,3 +465,27 @@ def test_ctrl_c_between_two_nodes(tmp_path: Path) -> None:
         outs = mt.parallel_map(lambda k: (Sleeps.apply(x, *told) * k).sum(), [1.0, 2.0])
         torch.stack(outs).sum().backward()
     assert bits(x.grad) == bits(torch.full((4,), 6.0))
+
+
+def test_sparse_gradients(engine: mg.Engine) -> None:
+    """It was so: an error in process mode alone, about memory that a tensor does not have."""
+    items = [torch.tensor([0, 2, 2]), torch.tensor([4, 0])]
+
+    def trained(mapped: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(1)
+        table = torch.nn.Embedding(5, 2, sparse=True)
+        optimizer = torch.optim.SparseAdam(table.parameters())
+        for _ in range(3):
+            optimizer.zero_grad()
+            torch.stack(mapped(lambda at, table: table(at).square().sum(), table)).sum().backward()
+            optimizer.step()
+        assert table.weight.grad is not None
+        return table.weight.detach(), table.weight.grad
+
+    expected, grad = trained(lambda fn, table: [fn(at, table) for at in items])
+    found, own = trained(lambda fn, table: mt.parallel_map(fn, items, shared=(table,)))
+    assert torch.equal(found, expected)
+    assert (own.layout, own._nnz()) == (torch.sparse_coo, grad._nnz())
+    total = mt.parallel_map(lambda at, w: w.gather(0, at[:, None], sparse_grad=True).sum(), items,
+                            shared=(grad.to_dense().requires_grad_(),), out="sum")  # fmt: skip
+    total.backward()

@@ -4,6 +4,7 @@ the environment, identities. Tables and lookups only; it knows no Function.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -281,19 +282,49 @@ def _is_trusted(name: str, path: str) -> bool:
     return name.partition(".")[0] in _TRUSTED or path.endswith(tuple(EXTENSION_SUFFIXES))
 
 
+#: What is installed wherever it stands.
+_OWN = ("mpgrad", "numpy", "cloudpickle", "msgspec", "zmq")
+
+
 @lru_cache(maxsize=1)
 def _installed_roots() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     roots = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths]
     roots += [*site.getsitepackages(), site.getusersitepackages()]
     # Not pathlib, which would take as long to load as this whole folder.
-    roots.append(os.path.dirname(str(sys.modules["mpgrad"].__file__)))
+    own = [str(sys.modules[name].__file__) for name in _OWN if name in sys.modules]
+    roots += map(os.path.dirname, own)
     return tuple(sorted({os.path.realpath(root) + os.sep for root in roots}))
 
 
 @lru_cache(maxsize=4096)
 def _is_installed_file(path: str) -> bool:
-    return os.path.realpath(path).startswith(_installed_roots())
+    found = os.path.realpath(path)
+    return found.startswith(_installed_roots()) or _is_of_distribution(found)
+
+
+def _is_of_distribution(path: str) -> bool:
+    """Whether an installer has put a file where it is: `pip install --target`, overlays of `uv`,
+    another environment on ``PYTHONPATH``."""
+    folder, name = os.path.split(path)
+    while name:
+        if name in _distributed(folder):
+            return True
+        folder, name = os.path.split(folder)
+    return False
+
+
+@lru_cache(maxsize=4096)
+def _distributed(folder: str) -> frozenset[str]:
+    """The files and folders in ``folder`` that belong to distributions."""
+    entries, names = list[str](), set[str]()
+    with contextlib.suppress(OSError):
+        entries += [entry for entry in os.listdir(folder) if entry.endswith(".dist-info")]
+    for entry in entries:
+        path = os.path.join(folder, entry, "RECORD")
+        with contextlib.suppress(OSError), open(path, errors="replace") as record:
+            names.update([line.split(",")[0].split("/")[0] for line in record])
+    return frozenset(names)
 
 
 def is_installed_namespace(namespace: Any) -> bool:

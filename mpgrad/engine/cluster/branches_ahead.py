@@ -6,7 +6,6 @@ as its gradient is complete, which is long before its turn: then its Node takes 
 
 from __future__ import annotations
 
-import pickle
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -18,6 +17,7 @@ import numpy as np
 from mpgrad.autograd.frozen_graphs.frozen_graph import FrozenGraph
 from mpgrad.autograd.function_nodes.function_node import FunctionNode
 from mpgrad.autograd.running.deferred_interrupts import GRACE_MS
+from mpgrad.calls.branch_gradients import gradients_by_number
 from mpgrad.calls.call import Derivative
 from mpgrad.calls.fork_function import arrays_to_send, holder_of
 from mpgrad.calls.own_tensors import LIBRARY
@@ -130,7 +130,5 @@ def _end(found: Flight, count: int, answered: Sequence[Answered] | BaseException
         found.set_exception(answered)
         return
     answer, data, _ = answered[0]
-    gradients: list[Tensor | None] = [None] * count
-    for number, told in zip(pickle.loads(answer.result), answer.outputs, strict=True):
-        gradients[number] = LIBRARY.opened(told, data)
-    found.set_result(gradients)
+    opened = [LIBRARY.opened(told, data) for told in answer.outputs]
+    found.set_result(gradients_by_number(LIBRARY, answer.result, opened, count))

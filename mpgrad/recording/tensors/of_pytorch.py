@@ -14,16 +14,21 @@ MEND = (
 )
 
 
+def is_tensor_of_pytorch(value: Any) -> bool:
+    """Whether it is a tensor of PyTorch."""
+    return _has_base(value, "torch", "Tensor")
+
+
 def is_of_pytorch(value: Any) -> bool:
     """Whether it is a tensor of PyTorch, or a list or tuple with one."""
     if isinstance(value, list | tuple):
         return any(is_of_pytorch(item) for item in value)
-    return _has_base(value, "torch", "Tensor")
+    return is_tensor_of_pytorch(value)
 
 
 def kind_of(value: Any) -> str:
     """The name of its type for an error: ``torch.Tensor``, not ``Tensor``, which ours have, too."""
-    if _has_base(value, "torch", "Tensor"):
+    if is_tensor_of_pytorch(value):
         return "torch.Tensor"
     kind = type(value)
     if is_of_pytorch(value):
