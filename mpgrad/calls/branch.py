@@ -36,6 +36,7 @@ from mpgrad.calls.unpicklable import why_it_does_not_travel
 from mpgrad.calls.unreached_leaves import require_own_leaves
 from mpgrad.recording.tensors.storage import leaves_made
 from mpgrad.shm.digest import digest_of
+from mpgrad.wire.code_pickles import keep_compiled
 from mpgrad.wire.state_in_force import state_in_force
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -220,7 +221,10 @@ def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
         results, drawn, reached = [], list[tuple[int, int, Any]](), list[Any]()
         for item in call.items:
             run = functools.partial(_item, call, item, attempts, library, changed_around)
-            one, from_generators, its = attempts.of_item(item.number, run)
+            try:
+                one, from_generators, its = attempts.of_item(item.number, run)
+            finally:
+                keep_compiled()
             results.append(one)
             reached.append({**its, "its result": one})
             drawn += from_generators

@@ -7,6 +7,7 @@ that runs there, nor a result, may replace what it holds. What the user's metacl
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 import weakref
@@ -21,6 +22,8 @@ from mpgrad.calls.custom_functions.process_state import is_installed_namespace
 
 #: The classes of this process that have their state.
 _known: weakref.WeakSet[type[Any]] = weakref.WeakSet()
+#: What each of them has got from its client.
+_names: weakref.WeakKeyDictionary[type[Any], set[str]] = weakref.WeakKeyDictionary()
 
 
 class Held(NamedTuple):
@@ -62,6 +65,9 @@ def _skeleton(make: Callable[..., type[Any]], *args: Any) -> type[Any]:
     """
     known: type[Any] | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(args[-2])
     if known is not None:
+        may_differ = engine_slot.is_worker and make is cloudpickle._make_skeleton_class
+        if may_differ and known.__bases__ != (bases := types.resolve_bases(args[2])):
+            type.__setattr__(known, "__bases__", bases)  # a program may change them
         return known
     if make is not cloudpickle._make_skeleton_class:
         return make(*args)
@@ -104,6 +110,11 @@ def _set_state(cls: type[Any], state: Any) -> Any:
         if cls in _known:
             return cls
         _known.add(cls)
+    # What a program has removed since, such as the undo of a patch.
+    for name in _names.get(cls, set()) - state[0].keys():
+        with contextlib.suppress(AttributeError):
+            delattr(cls, name)
+    _names[cls] = {*state[0]}
     return cloudpickle._class_setstate(cls, state)
 
 

@@ -117,10 +117,12 @@ class ReachedState:
             is_tensor = isinstance(value, self._tensor)
             yield path, ("tensor", id(value)) if is_tensor else _token(value)
             is_library = not is_tensor and _is_of_library(type(value))
+            if is_library and type(value).__module__.startswith("torch._dynamo"):
+                continue  # what torch.compile keeps of code
             if isinstance(value, types.FunctionType):
                 waiting.extend([((*path, name), child) for name, child in self._imported(value)])
             for name, child in list(vars(value).items()) if is_tensor else _parts(value):
-                if name in self._allowed:
+                if name in self._allowed or (is_tensor and name.startswith("_dynamo_")):
                     continue
                 place = (*path, name)
                 if is_library and name[:1] == "_":

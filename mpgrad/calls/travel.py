@@ -33,6 +33,7 @@ from mpgrad.calls import classes, context_variables
 from mpgrad.calls.array_library import ArrayLibrary
 from mpgrad.calls.inner_imports import imported_by
 from mpgrad.calls.users_modules import (
+    by_name,
     home_of,
     is_imported,
     is_users,
@@ -46,6 +47,10 @@ Array: TypeAlias = np.ndarray[Any, Any]
 #: By module, the globals that an engine's initializer assigns: each process has its own values.
 #: In a client these are the module's, and only the names count here.
 OF_PROCESS: dict[str, dict[str, Any]] = {}
+_NOT_REBUILT = (
+    "raised while what a call reaches was made again of its pickle: a class in it does not say how "
+    "(see __reduce__ and __getstate__ of Python's pickle). copy.deepcopy of the object fails, too"
+)
 #: The place of the values of context variables in a section.
 _OF_CONTEXT = -1
 #: What most objects are, and need not be found among those that were sent; so are short texts.
@@ -171,6 +176,8 @@ class ByValue(CodePickler):
             return reduced if home is None else of_module(reduced, home)
         if type(obj) is types.ModuleType and (place := place_in_package(obj)) is not None:
             return getattr, place
+        if isinstance(obj, types.ModuleType) and (reduced := by_name(obj)) is not None:
+            return reduced
         if isinstance(obj, types.MethodType) and isinstance(obj.__self__, type):
             return getattr, (obj.__self__, obj.__name__)  # a classmethod of a class by value
         if isinstance(obj, functools._lru_cache_wrapper) and is_users(obj.__module__):
@@ -184,6 +191,10 @@ class ByValue(CodePickler):
             return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
         if isinstance(obj, weakref.WeakKeyDictionary | weakref.WeakValueDictionary):
             return type(obj), (), None, None, iter(list(obj.items()))
+        if isinstance(obj, weakref.WeakSet):
+            return type(obj), (list(obj),)
+        if type(obj) is weakref.ref:
+            return _weakly, (obj(),)
         is_in_memory = isinstance(obj, io.StringIO | io.BytesIO)
         streams = sys.stdin, sys.stdout, sys.stderr
         if isinstance(obj, io.IOBase) and not is_in_memory and obj not in streams:
@@ -218,6 +229,11 @@ def _logger(name: str, level: int) -> logging.Logger:
     if engine_slot.is_worker:
         logger.setLevel(level)
     return logger
+
+
+def _weakly(obj: Any) -> weakref.ref[Any]:
+    """A weak reference; for None a dead one."""
+    return weakref.ref(obj if obj is not None else type("gone", (), {})())
 
 
 def _cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
@@ -382,7 +398,11 @@ class Receiver:
     def _load(self, data: Any, buffers: Sequence[Any]) -> tuple[Any, dict[int, Any]]:
         unpickler = ResolvingUnpickler(io.BytesIO(data), buffers=buffers)
         unpickler.resolve = self._resolve
-        value = unpickler.load()
+        try:
+            value = unpickler.load()
+        except Exception as error:
+            error.add_note(_NOT_REBUILT)
+            raise
         while (section := unpickler.load()) is not None:
             self._context += section.pop(_OF_CONTEXT, ())
             for where, names in section.items():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
+from typing import Any
 
 from mpgrad.calls.custom_functions.process_state import is_installed_namespace
 
@@ -35,6 +37,20 @@ def place_in_package(module: types.ModuleType) -> tuple[types.ModuleType, str] |
     if parent is None or not is_imported(parent) or vars(parent).get(name) is not module:
         return None
     return parent, name
+
+
+def by_name(module: types.ModuleType) -> tuple[Any, ...] | None:
+    """What pickle makes of a module of a class of its own, which packages give those whose parts
+    come when they are asked for (``transformers``, ``torch.ops``); None: it is no such."""
+    name = vars(module).get("__name__")
+    if type(module) is types.ModuleType or not isinstance(name, str):
+        return None
+    if sys.modules.get(name) is module:
+        return importlib.import_module, (name,)
+    home, _, last = name.rpartition(".")
+    parent = sys.modules.get(home)
+    is_there = parent is not None and vars(parent).get(last) is module
+    return (getattr, (parent, last)) if is_there else None
 
 
 def _is_made_by_hand(module: types.ModuleType) -> bool:

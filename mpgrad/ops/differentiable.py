@@ -222,10 +222,15 @@ def sum_to(x: Tensor, size: tuple[int, ...]) -> Tensor:
     return reshape(_reduction.sum(x, (*range(lead), *stretched)), size)
 
 
+class NoDerivative(NotImplementedError, AttributeError):
+    """A formula uses what is not differentiable. Pickle, which looks for an object in all modules,
+    goes on after an AttributeError."""
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(name)
-    raise NotImplementedError(
+    raise NoDerivative(
         f"the derivative of a formula that uses {name!r} is not implemented; create_graph=True "
         "cannot go through that operator"
     )

@@ -69,6 +69,11 @@ class TorchTensors(ArrayLibrary):
         if isinstance(obj, torch.nn.Module) and parametrize.is_parametrized(obj):
             # torch refuses, because the class is made at run time; here it travels by value.
             return copyreg.__newobj__, (type(obj),), vars(obj)  # type: ignore[attr-defined]
+        if isinstance(obj, torch._ops.OpOverload):
+            return getattr, (obj.overloadpacket, obj._overloadname)
+        if isinstance(obj, torch._ops.OpOverloadPacket):
+            namespace, name = obj._qualified_op_name.split("::")
+            return getattr, (getattr(torch.ops, namespace), name)
         return NotImplemented
 
     def kind(self, tensor: torch.Tensor, is_buffer: bool, name: str) -> InputKind:

@@ -148,7 +148,10 @@ def _rebuild(remote: RemoteError) -> BaseException:
 def _unknown(remote: RemoteError) -> RuntimeError:
     """In place of an exception that cannot be built here."""
     module, qualname = unpack_text(remote.module), unpack_text(remote.qualname)
-    return RuntimeError(f"{module}.{qualname}: {remote.message}")
+    error = RuntimeError(f"{module}.{qualname}: {remote.message}")
+    for note in _state(remote)[1].get("__notes__", ()):
+        error.add_note(note)
+    return error
 
 
 class _ErrorPickler(CodePickler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +27,7 @@ from mpgrad.wire.captured_state import CapturedState
 def waiting(*arrays: Any) -> Submission:
     """A call that nobody has sent."""
     captured = CapturedState(b"", "", {})
-    request = Request(cast("Any", None), list(arrays), 0, -1)
+    request = Request(cast("Any", SimpleNamespace(name="f")), list(arrays), 0, -1)
     return single_call(request, captured, PackedArrays(), 0, Future())
 
 
@@ -60,7 +61,7 @@ def test_a_stopped_call_that_waits_once_more_ends() -> None:
     submitter = Submitter(cast("Any", None), lambda lost, times: True)
     futures = [Future[Any](), Future[Any]()]
     captured = CapturedState(b"", "", {})
-    request = Request(cast("Any", None), [], 0, -1)
+    request = Request(cast("Any", SimpleNamespace(name="f")), [], 0, -1)
     begun, waits = [single_call(request, captured, PackedArrays(), 0, one) for one in futures]
     assert begun.begins()
     submitter._queue.extend([begun, waits])

@@ -9,6 +9,7 @@ import decimal
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -271,3 +272,61 @@ def own_context() -> Iterator[None]:
     yield
     for one, value in before.items():
         one.set(value if value is not None else "none")
+
+
+def test_a_directory_that_was_removed(tmp_path: Path) -> None:
+    """It was so: no process could be started, and the error named nothing."""
+    (tmp_path / "gone").mkdir()
+    with contextlib.chdir(tmp_path):
+        os.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+        with mg.Engine("process", cpu_workers=1):
+            assert mg.parallel_map(lambda k: 2 * k, [1, 2]) == [2, 4]
+
+
+def test_a_time_zone(engine: mg.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    mg.parallel_map(abs, [1])
+    try:
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", "Asia/Tokyo")
+            time.tzset()
+            assert mg.parallel_map(lambda _: time.localtime(0).tm_hour, [1]) == [9]
+    finally:
+        time.tzset()
+    assert mg.parallel_map(lambda _: time.localtime(0).tm_hour, [1]) == [time.localtime(0).tm_hour]
+
+
+def test_a_path_that_is_added_later(
+    engine: mg.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was so: `import` in a call did not find what the caller finds."""
+    mg.parallel_map(abs, [1])
+    (tmp_path / "added_later.py").write_text("VALUE = 3\n")
+
+    def reads(_: int) -> int:
+        import added_later  # type: ignore[import-not-found]
+
+        return int(added_later.VALUE)
+
+    for change in (lambda one: sys.path.append(one), lambda one: sys.path.insert(0, one)):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", [*sys.path])
+            change(str(tmp_path))
+            assert mg.parallel_map(reads, [1, 2]) == [3, 3]
+    sys.modules.pop("added_later", None)
+
+
+def test_recording_that_the_call_has_begun(engine: mg.Engine) -> None:
+    """It was so: the result of a call in ``no_grad`` had no history, whatever the call did."""
+    w = mg.tensor([1.0, 2.0], requires_grad=True)
+
+    def energy(k: float) -> tuple[mg.Tensor, mg.Tensor]:
+        with mg.enable_grad():
+            found = (w * k).square().sum()
+            return mg.grad(found, w, retain_graph=True)[0], found
+
+    with mg.no_grad():
+        force, found = mg.parallel_map(energy, [2.0])[0]
+        assert (force.requires_grad, found.requires_grad) == (False, True)
+    found.backward()
+    assert bits(w.grad) == bits(force)

@@ -7,9 +7,11 @@ import importlib
 import itertools
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -128,6 +130,81 @@ def test_a_class_that_a_call_makes_comes_back(engine: mg.Engine) -> None:
     found = mg.parallel_map(makes, [1, 2])
     assert [one.of(1) for one in found] == [2, 3]
     assert all(isinstance(one, Plugin) for one in found)
+
+
+class Base:
+    step = 0.001
+
+    def run(self) -> int:
+        return 1
+
+
+class Other(Base):
+    def run(self) -> int:
+        return 7
+
+
+class Fast(Base):
+    pass
+
+
+def test_what_is_removed_from_a_class_is_removed_in_workers(engine: mg.Engine) -> None:
+    """It was so: the undo of a patch of an inherited method did not reach them."""
+
+    def seen() -> list[Any]:
+        def asked(_: int) -> tuple[int, float, bool]:
+            return Fast().run(), Fast.step, hasattr(Fast, "flag")
+
+        expected = [asked(0)] * 2
+        assert mg.parallel_map(asked, [1, 2]) == expected
+        return expected
+
+    before = seen()
+    with mock.patch.object(Fast, "run", Other.run), mock.patch.object(Fast, "step", 5):
+        Fast.flag = True  # type: ignore[attr-defined]
+        assert seen() != before
+    del Fast.flag  # type: ignore[attr-defined]
+    assert seen() == before
+    Fast.__bases__ = (Other,)
+    try:
+        assert seen() != before
+    finally:
+        Fast.__bases__ = (Base,)
+    assert seen() == before
+
+
+class Tree:
+    def __init__(self, parent: Tree | None = None) -> None:
+        self.parent = None if parent is None else weakref.ref(parent)
+        self.children: list[Tree] = []
+
+
+def test_weak_references(engine: mg.Engine) -> None:
+    """It was so: an error about pickle."""
+    root, gone = Tree(), weakref.ref(Tree())
+    root.children.append(Tree(root))
+    known = weakref.WeakSet([root])
+
+    def asked(_: int) -> list[bool]:
+        (child,) = root.children
+        assert child.parent is not None
+        return [child.parent() is root, gone() is None, root in known]
+
+    assert mg.parallel_map(asked, [1, 2]) == [[True] * 3] * 2
+
+
+class NoArguments:
+    def __new__(cls, x: int) -> NoArguments:
+        return super().__new__(cls)
+
+
+def test_an_object_that_cannot_be_made_again(engine: mg.Engine) -> None:
+    with pytest.raises(TypeError, match="missing 1 required") as caught:
+        mg.parallel_map(lambda x: 1, [NoArguments(1)])
+    assert any("deepcopy" in note for note in caught.value.__notes__)
+    own = np.frompyfunc(lambda x: x, 1, 1)
+    with pytest.raises(TypeError, match=r"cannot travel.*own \(ufunc\)"):
+        mg.parallel_map(lambda x: own(x), [1])
 
 
 # ---------------------------------------------------------------------- modules

@@ -243,3 +243,43 @@ def test_a_warning_that_a_thread_leaves_between_two_tasks_is_of_the_second() -> 
     forwarder.wake()
     assert [(kind, output.task) for kind, output in sent] == [(WARNING, 1)]
     os.close(forwarder.waiting_fd)
+
+
+def test_a_record_has_what_was_given_beside_its_message(
+    engine: mg.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was so: a formatter with such a field failed, and records under WARNING were lost where
+    a call has got its logger by name."""
+
+    def logs(k: int) -> None:
+        logger = logging.getLogger("speaks.more")
+        logger.info("info %d", k, extra={"job": k, "what": {"a": 1}})
+        logger.debug("not wanted")
+
+    with caplog.at_level(logging.INFO, "speaks.more"):
+        mg.parallel_map(logs, [7])
+    (record,) = caplog.records
+    assert record.getMessage().endswith("] info 7")
+    assert (record.levelname, vars(record)["job"], vars(record)["what"]) == ("INFO", 7, "{'a': 1}")
+    mg.parallel_map(logs, [8])
+    logging.disable(logging.CRITICAL)
+    try:
+        assert mg.parallel_map(lambda _: logging.getLogger("any").isEnabledFor(50), [1]) == [False]
+    finally:
+        logging.disable(logging.NOTSET)
+    assert mg.parallel_map(lambda _: logging.getLogger("any").isEnabledFor(50), [1]) == [True]
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("mode", ["local", "process", "auto"])
+def test_a_warning_of_many_calls_comes_once(mode: str) -> None:
+    """It was so: in this process it came once for each item of each map."""
+
+    def warns(k: int) -> None:
+        warnings.warn("of many", RuntimeWarning, stacklevel=1)
+
+    with mg.Engine(mode, cpu_workers=1), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            mg.parallel_map(warns, range(3))
+    assert [str(one.message) for one in caught] == ["of many"]

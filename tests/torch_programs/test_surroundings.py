@@ -180,3 +180,45 @@ def test_norms_by_hooks(engine: mg.Engine, norm: str) -> None:
     out.backward()
     original = net.weight_v if norm == "weight_norm" else net.weight_orig
     assert original.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore")  # those of torch.compile
+def test_compiled_code(engine: mg.Engine) -> None:
+    """It was so: a NameError in the second item, because torch.compile names what it has made in
+    globals, and each item has its own."""
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 2
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).tanh()
+
+    made, net = torch.compile(inner, backend="eager"), torch.compile(Net(), backend="eager")
+    for _ in range(2):
+        for fn in (lambda x: torch.compile(inner, backend="eager")(x), made, net):
+            xs = [torch.ones(3, requires_grad=True) for _ in range(3)]
+            outs = mt.parallel_map(lambda x, fn=fn: fn(x).sum(), xs)
+            torch.stack(outs).sum().backward()
+            assert torch.equal(torch.stack(outs), torch.stack([fn(x).sum() for x in xs]))
+            assert all(x.grad is not None for x in xs)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.backends says what this PyTorch does not have
+def test_modules_of_a_class_of_their_own(engine: mg.Engine) -> None:
+    """It was so: `torch.backends` and `torch.ops` in a function were errors about pickle."""
+    packet, overload = torch.ops.aten.sin, torch.ops.aten.sin.default
+
+    def asks(x: torch.Tensor) -> Any:
+        with torch.backends.mkldnn.flags(enabled=False):
+            y = torch.ops.aten.sin(x) + packet(x) + overload(x)
+        return y * torch.backends.cpu.get_cpu_capability().count(""), torch.channels_last
+
+    x = torch.ones(3)
+    ((y, kind),) = mt.parallel_map(asks, [x])
+    assert torch.equal(y, asks(x)[0])
+    assert kind is torch.channels_last
