@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +39,7 @@ def by_value(cls: type[Any], reduced: Any) -> Any:
         return reduced  # by name
     _known.add(cls)
     make, args, *rest = reduced
-    return (_skeleton, (make, *args), *rest[:3], _set_state)
+    return (_skeleton, (make, cls.__bases__, *args), *rest[:3], _set_state)
 
 
 def _quiet(has_dict: bool, has_weakref: bool) -> type[Any]:
@@ -56,30 +55,29 @@ _OF_META = ("__prepare__", "__new__", "__init__", "__call__")
 _QUIET = {(one, other): _quiet(one, other) for one in (False, True) for other in (False, True)}
 
 
-def _skeleton(make: Callable[..., type[Any]], *args: Any) -> type[Any]:
+def _skeleton(
+    make: Callable[..., type[Any]], bases: tuple[type[Any], ...], *args: Any
+) -> type[Any]:
     """The class of this process, or a new one without its attributes.
 
     Args:
         make: what cloudpickle makes it with.
+        bases: as they are now; a program may change them.
         args: of that; the last but one is the number that the class has in all processes.
     """
     known: type[Any] | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(args[-2])
     if known is not None:
-        may_differ = engine_slot.is_worker and make is cloudpickle._make_skeleton_class
-        if may_differ and known.__bases__ != (bases := types.resolve_bases(args[2])):
-            type.__setattr__(known, "__bases__", bases)  # a program may change them
+        if engine_slot.is_worker and known.__bases__ != bases:
+            type.__setattr__(known, "__bases__", bases)
         return known
     if make is not cloudpickle._make_skeleton_class:
         return make(*args)
-    metaclass, name, bases, attributes, number, _ = args
-    bases = types.resolve_bases(written := bases)
+    metaclass, name, _, attributes, number, _ = args
     ancestors = [one for base in bases for one in base.__mro__]
     is_quiet = _is_users(_found(ancestors, "__init_subclass__"))
     if not is_quiet and not any(_is_users(_found(metaclass.__mro__, hook)) for hook in _OF_META):
         return make(*args)
     attributes = {sys.intern(key): value for key, value in attributes.items()}
-    if bases is not written:
-        attributes["__orig_bases__"] = written
     first = bases[0]
     quiet = (_QUIET[first.__dictoffset__ != 0, first.__weakrefoffset__ != 0],) * is_quiet
     maker = next(

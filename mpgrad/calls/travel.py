@@ -31,6 +31,7 @@ import numpy as np
 from mpgrad.autograd.running import engine_slot
 from mpgrad.calls import classes, context_variables
 from mpgrad.calls.array_library import ArrayLibrary
+from mpgrad.calls.hidden_tensors import hidden, leaves_at_risk
 from mpgrad.calls.inner_imports import imported_by
 from mpgrad.calls.users_modules import (
     by_name,
@@ -131,6 +132,10 @@ class Sender:
         while section := self._pickler.to_send():
             self._pickler.dump(section)
         self._pickler.dump(None)
+        for obj, leaf in self._pickler.at_risk:
+            if id(leaf) not in self._numbers:
+                raise hidden(obj)
+        self._pickler.at_risk.clear()
         return self._stream.getvalue(), tuple(self._out_of_band)
 
     def keep_buffer(self, buffer: pickle.PickleBuffer) -> bool:
@@ -247,6 +252,9 @@ class _Pickler(ByValue):
         super().__init__(stream, protocol=5, buffer_callback=lambda one: owner.keep_buffer(one))
         self._sender, self.library = owner, sender.library
         self._names: set[str] = set()
+        self._records: bool = self.library.modes()[0]
+        #: Objects with tensors that their own pickling may hide.
+        self.at_risk: list[tuple[Any, Any]] = []
         #: By ``id`` those that are values, by name those that a function imports when it runs.
         self._modules: dict[int | str, types.ModuleType] = {}
         #: For each module of this pickle or the shared one, the names in it that have been sent;
@@ -297,6 +305,9 @@ class _Pickler(ByValue):
                     self._sender.changing[id(array)] = array
         if type(obj) is contextvars.ContextVar:
             self._variables.append(obj)
+        if self._records:
+            leaves = leaves_at_risk(obj, self.library.tensor_class)
+            self.at_risk += [(obj, leaf) for leaf in leaves]
         if isinstance(found := _attribute(obj, "_buffers"), dict):
             self._sender.buffers.update(map(id, found.values()))
         self.library.require_own(obj)

@@ -95,6 +95,7 @@ def entered(modes: Modes) -> Iterator[None]:
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
             stack.callback(torch.set_num_threads, threads)
+            _leave_saved_tensors_hooks(stack)
         if before.computes_once or modes.computes_once:
             # What it has kept are tensors of the caller's graph.
             for name, value in ("_cache_enabled", int(modes.computes_once)), ("_cache", {}):
@@ -131,6 +132,16 @@ _HOOKS_OF_ALL = [
     for name, found in vars(modules).items()
     if name.startswith("_global_") and name.endswith("_hooks") and isinstance(found, dict)
 ]
+
+
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def _leave_saved_tensors_hooks(stack: ExitStack) -> None:
+    """Let hooks around a call not see what it saves: no worker has them."""
+    while _top_hooks is not None and (hooks := _top_hooks(True)) is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        stack.callback(torch._C._autograd._push_saved_tensors_default_hooks, *hooks)
 
 
 def _nothing() -> list[Any]:

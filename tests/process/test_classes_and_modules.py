@@ -193,6 +193,29 @@ def test_weak_references(engine: mg.Engine) -> None:
     assert mg.parallel_map(asked, [1, 2]) == [[True] * 3] * 2
 
 
+class AsBytes:
+    """As skorch's NeuralNet, which saves its Module in its pickle."""
+
+    def __init__(self, value: float = 1.0) -> None:
+        self.net, self.seen = mg.nn.Linear(1, 1), 0
+        self.value = mg.tensor(value, requires_grad=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"value": self.value.item()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["value"])  # type: ignore[misc]
+
+
+def test_tensors_that_an_object_hides_from_pickle(engine: mg.Engine) -> None:
+    """It was so: they got no gradient, without a word."""
+    hides, x = AsBytes(), mg.ones((), requires_grad=True)
+    with pytest.raises(TypeError, match=r"AsBytes pickles its tensors.*shared\[0\]"):
+        mg.parallel_map(lambda x, own: own.value * x, [x], shared=(hides,))
+    with mg.no_grad():
+        assert mg.parallel_map(lambda x, own: (own.value * x).item(), [x], shared=(hides,)) == [1]
+
+
 class NoArguments:
     def __new__(cls, x: int) -> NoArguments:
         return super().__new__(cls)

@@ -624,9 +624,9 @@ def test_a_map_in_a_hook(engine: mg.Engine) -> None:
 
 def test_the_modules_that_torch_makes_are_not_the_users(engine: mg.Engine) -> None:
     def sent(k: int) -> list[str]:
-        from mpgrad.calls import travel
+        from mpgrad.calls.users_modules import users_modules
 
-        return [one.__name__ for one in travel._users_modules() if "torch." in one.__name__]
+        return [one.__name__ for one in users_modules() if "torch." in one.__name__]
 
     assert mt.parallel_map(sent, [1]) == [[]]
 

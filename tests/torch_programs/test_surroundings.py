@@ -222,3 +222,22 @@ def test_modules_of_a_class_of_their_own(engine: mg.Engine) -> None:
     ((y, kind),) = mt.parallel_map(asks, [x])
     assert torch.equal(y, asks(x)[0])
     assert kind is torch.channels_last
+
+
+def test_hooks_of_saved_tensors_around_a_map(engine: mg.Engine) -> None:
+    """It was so: in local alone they saw what the items save."""
+    x, seen = torch.ones(3, requires_grad=True), list[torch.Tensor]()
+
+    def pack(saved: torch.Tensor) -> torch.Tensor:
+        seen.append(saved)
+        return saved * 2
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
+        (out,) = mt.parallel_map(lambda x: x.square().sum(), [x])
+        plain = x.square().sum()
+    assert len(seen) == 1
+    out.backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2, 2]
+    plain.backward()
+    assert x.grad.tolist() == [6, 6, 6]
