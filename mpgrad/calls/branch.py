@@ -36,6 +36,7 @@ from mpgrad.calls.unpicklable import why_it_does_not_travel
 from mpgrad.calls.unreached_leaves import require_own_leaves
 from mpgrad.recording.tensors.storage import leaves_made
 from mpgrad.shm.digest import digest_of
+from mpgrad.wire.captured_state import complete_filters
 from mpgrad.wire.code_pickles import keep_compiled
 from mpgrad.wire.state_in_force import state_in_force
 
@@ -201,6 +202,7 @@ def record(call: BranchCall, inputs: Sequence[Any], *, is_copy: bool = True) -> 
 def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
     library = library_of(call.library)
     attempts = Attempts(call, inputs, library)
+    complete_filters()
     before = list(map(library.mark, inputs))
     kept = {
         number: library.content(inputs[number])

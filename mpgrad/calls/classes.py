@@ -7,7 +7,10 @@ that runs there, nor a result, may replace what it holds. What the user's metacl
 
 from __future__ import annotations
 
+import abc
+import collections.abc
 import contextlib
+import numbers
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +42,23 @@ def by_value(cls: type[Any], reduced: Any) -> Any:
         return reduced  # by name
     _known.add(cls)
     make, args, *rest = reduced
-    return (_skeleton, (make, cls.__bases__, *args), *rest[:3], _set_state)
+    return (_skeleton, (make, cls.__bases__, _registered_with(cls), *args), *rest[:3], _set_state)
+
+
+#: Python's abstract classes that others are registered with, and do not ask what these have.
+_ABSTRACT = tuple(
+    [
+        one
+        for module in (collections.abc, numbers)
+        for one in vars(module).values()
+        if isinstance(one, abc.ABCMeta) and "__subclasshook__" not in vars(one)
+    ]
+)
+
+
+def _registered_with(cls: type[Any]) -> tuple[type[Any], ...]:
+    """Those that a program has registered it with: ``Sequence.register(cls)``."""
+    return tuple([one for one in _ABSTRACT if issubclass(cls, one) and one not in cls.__mro__])
 
 
 def _quiet(has_dict: bool, has_weakref: bool) -> type[Any]:
@@ -56,6 +75,19 @@ _QUIET = {(one, other): _quiet(one, other) for one in (False, True) for other in
 
 
 def _skeleton(
+    make: Callable[..., type[Any]],
+    bases: tuple[type[Any], ...],
+    registered: tuple[type[Any], ...],
+    *args: Any,
+) -> type[Any]:
+    cls = _known_or_made(make, bases, *args)
+    if engine_slot.is_worker:
+        for one in registered:
+            one.register(cls)  # type: ignore[attr-defined]
+    return cls
+
+
+def _known_or_made(
     make: Callable[..., type[Any]], bases: tuple[type[Any], ...], *args: Any
 ) -> type[Any]:
     """The class of this process, or a new one without its attributes.

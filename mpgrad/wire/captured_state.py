@@ -28,6 +28,7 @@ from mpgrad.base.environ import (
 )
 from mpgrad.base.print_options import OPTIONS
 from mpgrad.errors import ProtocolError
+from mpgrad.wire.code_pickles import class_that_came
 from mpgrad.wire.environment import (
     FIRST_ARGUMENTS,
     added_path,
@@ -376,15 +377,29 @@ def _with_texts(options: dict[str, Any], kind: type, change: Callable[[Any], Any
     }
 
 
+#: The filters that were set last, if one is for a class of the user's that has not come yet.
+_incomplete: tuple[WarningFilter, ...] = ()
+
+
+def complete_filters() -> None:
+    """Set the caller's filters for classes that have come since."""
+    if _incomplete:
+        _set_filters(_incomplete)
+
+
 def _set_filters(filters: tuple[WarningFilter, ...]) -> None:
     """Pass on every warning, except those that the caller's filters turn into errors."""
+    global _incomplete
+    _incomplete = ()
     warnings.resetwarnings()
     warnings.simplefilter("always")
     for found in reversed(filters):
         module, name = map(unpack_text, found.category)
         texts, where = optional_unpacked(found.message), optional_unpacked(found.module)
-        kind = getattr(sys.modules.get(module), name, None)
-        if isinstance(kind, type):  # a user's class may be missing here: its code loads later
+        kind = getattr(sys.modules.get(module), name, None) or class_that_came(module, name)
+        if kind is None:
+            _incomplete = filters
+        if isinstance(kind, type):
             warnings.filters.insert(  # type: ignore[attr-defined]
                 0,
                 (

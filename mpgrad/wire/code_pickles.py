@@ -105,6 +105,13 @@ def _code_of(data: bytes) -> CodeType:
     return found
 
 
+def class_that_came(module: str, qualname: str) -> type[Any] | None:
+    """The last class of that name that this process has got by value; None: it has not."""
+    known = [one for one in parts._DYNAMIC_CLASS_TRACKER_BY_ID.values() if isinstance(one, type)]
+    found = [cls for cls in known if (cls.__module__, cls.__qualname__) == (module, qualname)]
+    return found[-1] if found else None
+
+
 #: The functions that were made of pickles, the last ones.
 _made: deque[weakref.ref[FunctionType]] = deque(maxlen=CODES_MAX)
 #: What torch.compile has put into the globals of functions with this code.

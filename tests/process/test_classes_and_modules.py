@@ -5,10 +5,12 @@ from __future__ import annotations
 import abc
 import importlib
 import itertools
+import numbers
 import sys
 import types
+import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 from unittest import mock
@@ -228,6 +230,47 @@ def test_an_object_that_cannot_be_made_again(engine: mg.Engine) -> None:
     own = np.frompyfunc(lambda x: x, 1, 1)
     with pytest.raises(TypeError, match=r"cannot travel.*own \(ufunc\)"):
         mg.parallel_map(lambda x: own(x), [1])
+
+
+class OwnNumber:
+    pass
+
+
+class OwnSequence:
+    def __len__(self) -> int:
+        return 2
+
+
+class OwnWarning(UserWarning):
+    pass
+
+
+def test_classes_that_are_registered_elsewhere(engine: mg.Engine) -> None:
+    """It was so: a worker did not know that they are numbers and sequences."""
+    numbers.Real.register(OwnNumber)
+    Sequence.register(OwnSequence)
+
+    def asked(one: Any, other: Any) -> list[bool]:
+        kinds = numbers.Real, numbers.Integral, Sequence, Mapping
+        return [isinstance(it, kind) for it in (one, other) for kind in kinds]
+
+    given = OwnNumber(), OwnSequence()
+    assert mg.parallel_map(asked, [given[0]], [given[1]]) == [asked(*given)]
+
+
+def test_a_filter_for_an_own_warning(engine: mg.Engine) -> None:
+    """It was so: the filter held another copy of the class, and the call caught nothing."""
+
+    def warns(_: int) -> str:
+        try:
+            warnings.warn("own", OwnWarning, stacklevel=1)
+        except OwnWarning:
+            return "caught"
+        return "passed"
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OwnWarning)
+        assert mg.parallel_map(warns, [1, 2]) == ["caught"] * 2
 
 
 # ---------------------------------------------------------------------- modules
