@@ -60,5 +60,5 @@ def as_in_caller(modules: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
 def _imported(name: str) -> types.ModuleType:
     try:
         return importlib.import_module(name)
-    except ImportError:  # the caller has made it of nothing
+    except Exception:  # the caller has made it of nothing, or it cannot be imported twice
         return sys.modules.setdefault(name, types.ModuleType(name))

@@ -34,7 +34,7 @@ def test_the_context_is_gone_before_backward_tells_of_a_lost_host() -> None:
 @pytest.mark.long
 @pytest.mark.slow
 def test_many_worlds() -> None:
-    run_worlds(range(1_000, 6_000))
+    run_worlds(range(1_000, 2_250))
 
 
 def test_some_worlds_need_a_wave_and_others_do_not() -> None:

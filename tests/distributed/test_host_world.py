@@ -20,7 +20,7 @@ def test_every_rank_gets_the_bits_of_the_tree_or_the_name_of_the_dead(seeds: ran
 @pytest.mark.long
 @pytest.mark.slow
 def test_many_worlds() -> None:
-    run_worlds(range(1_000, 11_000))
+    run_worlds(range(1_000, 3_500))
 
 
 def run_worlds(seeds: range) -> None:
