@@ -37,7 +37,6 @@ from mpgrad.calls.unreached_leaves import require_own_leaves
 from mpgrad.recording.tensors.storage import leaves_made
 from mpgrad.shm.digest import digest_of
 from mpgrad.wire.captured_state import complete_filters
-from mpgrad.wire.code_pickles import keep_compiled
 from mpgrad.wire.state_in_force import state_in_force
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -223,10 +222,7 @@ def _record(call: BranchCall, inputs: Sequence[Any], is_copy: bool) -> Branch:
         results, drawn, reached = [], list[tuple[int, int, Any]](), list[Any]()
         for item in call.items:
             run = functools.partial(_item, call, item, attempts, library, changed_around)
-            try:
-                one, from_generators, its = attempts.of_item(item.number, run)
-            finally:
-                keep_compiled()
+            one, from_generators, its = attempts.of_item(item.number, run)
             results.append(one)
             reached.append({**its, "its result": one})
             drawn += from_generators

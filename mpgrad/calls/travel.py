@@ -50,7 +50,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 OF_PROCESS: dict[str, dict[str, Any]] = {}
 _NOT_REBUILT = (
     "raised while what a call reaches was made again of its pickle: a class in it does not say how "
-    "(see __reduce__ and __getstate__ of Python's pickle). copy.deepcopy of the object fails, too"
+    "(see __reduce__ and __getstate__ of Python's pickle). copy.deepcopy of it tries the same"
 )
 #: The place of the values of context variables in a section.
 _OF_CONTEXT = -1
@@ -412,7 +412,8 @@ class Receiver:
         try:
             value = unpickler.load()
         except Exception as error:
-            error.add_note(_NOT_REBUILT)
+            if not isinstance(error, ImportError):
+                error.add_note(_NOT_REBUILT)
             raise
         while (section := unpickler.load()) is not None:
             self._context += section.pop(_OF_CONTEXT, ())

@@ -14,8 +14,6 @@ import marshal
 import os
 import sys
 import threading
-import weakref
-from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
@@ -29,10 +27,6 @@ CODES_MAX = 4096
 #: The modules that functions name which have been packed: these modules themselves, and those of
 #: the functions and classes that they name.
 NAMED_MODULES: set[str] = set()
-#: Names with underscores that modules have themselves.
-_OF_MODULES = {f"__{name}__" for name in ("builtins", "file", "name", "package", "path")} | {
-    "__warningregistry__"
-}
 #: What a function has besides its code, its globals and its closure.
 _ATTRIBUTES = (
     "__name__",
@@ -75,7 +69,7 @@ class CodePickler(cloudpickle.Pickler):
         # What has been warned is known by module, so that a warning comes once.
         made_of[1].setdefault("__warningregistry__", _Registry(globals_.get("__name__", "")))
         return (
-            _function_by_value,
+            parts._make_function,
             made_of,
             (dict(vars(function)), state),
             None,
@@ -99,8 +93,16 @@ def _bytes_of(code: CodeType, *compared: Any) -> bytes:
     return marshal.dumps(code)
 
 
-@functools.lru_cache(CODES_MAX)
 def _code_of(data: bytes) -> CodeType:
+    # torch.compile keeps what it makes by the code, and names it in the globals of the function,
+    # which each call has anew.
+    compiler = sys.modules.get("torch._dynamo.convert_frame")
+    has_compiled = compiler is not None and getattr(compiler, "FRAME_COUNTER", 1) > 0
+    return _loaded.__wrapped__(data) if has_compiled else _loaded(data)
+
+
+@functools.lru_cache(CODES_MAX)
+def _loaded(data: bytes) -> CodeType:
     found: CodeType = marshal.loads(data)
     return found
 
@@ -110,36 +112,6 @@ def class_that_came(module: str, qualname: str) -> type[Any] | None:
     known = [one for one in parts._DYNAMIC_CLASS_TRACKER_BY_ID.values() if isinstance(one, type)]
     found = [cls for cls in known if (cls.__module__, cls.__qualname__) == (module, qualname)]
     return found[-1] if found else None
-
-
-#: The functions that were made of pickles, the last ones.
-_made: deque[weakref.ref[FunctionType]] = deque(maxlen=CODES_MAX)
-#: What torch.compile has put into the globals of functions with this code.
-_compiled: OrderedDict[CodeType, dict[str, Any]] = OrderedDict()
-
-
-def _function_by_value(code: CodeType, namespace: dict[str, Any], *others: Any) -> FunctionType:
-    namespace.update(_compiled.get(code, {}))
-    function: FunctionType = parts._make_function(code, namespace, *others)
-    _made.append(weakref.ref(function))
-    return function
-
-
-def keep_compiled() -> None:
-    """Let later functions of the same code have what torch.compile has made for those of before: it
-    keeps that by the code, and names it in their globals."""
-    functions = [function for one in list(_made) if (function := one()) is not None]
-    _made.clear()
-    for function in functions if "torch._dynamo" in sys.modules else ():
-        found = {
-            name: value
-            for name, value in list(function.__globals__.items())
-            if name.startswith("__") and name not in _OF_MODULES
-        }
-        if found:
-            _compiled[function.__code__] = found
-    while len(_compiled) > CODES_MAX:
-        _compiled.popitem(last=False)
 
 
 class _Registry:

@@ -72,14 +72,14 @@ FIRST_PATH: list[str] = import_path()
 class _Taken:
     """What a worker has taken over last. A client has its own."""
 
-    by_worker = False
+    is_worker = False
     path: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
     log_levels: tuple[dict[str, int], int] = {}, logging.NOTSET
 
 
 def added_path() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What a program has added to ``sys.path`` since its start, in front and behind."""
-    if _Taken.by_worker:
+    if _Taken.is_worker:
         return _Taken.path
     now = import_path()
     if now == FIRST_PATH or is_frozen():
@@ -90,7 +90,7 @@ def added_path() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def set_added_path(first: tuple[str, ...], last: tuple[str, ...]) -> None:
     """In a worker, take over what ``added_path`` has found; what it has added itself stays."""
-    if _Taken.by_worker and _Taken.path != (first, last):
+    if _Taken.is_worker and _Taken.path != (first, last):
         added = {entry for part in _Taken.path for entry in part}
         _Taken.path = first, last
         sys.path[:] = [*first, *[one for one in sys.path if one not in added], *last]
@@ -98,7 +98,7 @@ def set_added_path(first: tuple[str, ...], last: tuple[str, ...]) -> None:
 
 def log_levels() -> tuple[dict[str, int], int]:
     """The levels of the loggers that have one, by name, and what ``logging.disable`` was given."""
-    if _Taken.by_worker:
+    if _Taken.is_worker:
         return _Taken.log_levels
     loggers = {"": logging.root, **logging.root.manager.loggerDict}
     levels = {name: one.level for name, one in loggers.items() if isinstance(one, logging.Logger)}
@@ -108,7 +108,7 @@ def log_levels() -> tuple[dict[str, int], int]:
 def set_log_levels(levels: dict[str, int], disabled: int) -> None:
     """In a worker, take over what ``log_levels`` has found."""
     before = _Taken.log_levels[0]
-    if _Taken.by_worker and _Taken.log_levels != (levels, disabled):
+    if _Taken.is_worker and _Taken.log_levels != (levels, disabled):
         for name, level in {**dict.fromkeys(before, logging.NOTSET), **levels}.items():
             logging.getLogger(name).setLevel(level)
         logging.disable(disabled)
@@ -153,7 +153,7 @@ def capture_environment(branch_limit: int, *, has_checksums: bool = False) -> by
 def restore_environment(data: bytes) -> WorkerEnvironment:
     """Take over the client's import path, arguments and directory; return the rest."""
     environment: WorkerEnvironment = pickle.loads(data)
-    _Taken.by_worker = True
+    _Taken.is_worker = True
     if environment.path is not None:
         sys.path[:] = environment.path
     FIRST_ARGUMENTS[:] = environment.arguments

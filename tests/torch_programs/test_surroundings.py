@@ -208,6 +208,27 @@ def test_compiled_code(engine: mg.Engine) -> None:
             assert all(x.grad is not None for x in xs)
 
 
+SCALE = 1.0
+
+
+def scaled_behind_a_break(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y * SCALE
+
+
+@pytest.mark.filterwarnings("ignore")  # those of torch.compile
+def test_compiled_code_reads_globals_as_they_are(
+    engine: mg.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a graph break torch.compile keeps the globals of the function that it has compiled."""
+    for scale in (1.0, 5.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        compiled = torch.compile(scaled_behind_a_break, backend="eager")
+        outs = mt.parallel_map(lambda x, fn=compiled: fn(x).sum(), [torch.ones(2)] * 3)
+        assert [one.item() for one in outs] == [4 * scale] * 3
+
+
 @pytest.mark.filterwarnings("ignore")  # torch.backends says what this PyTorch does not have
 def test_modules_of_a_class_of_their_own(engine: mg.Engine) -> None:
     """It was so: `torch.backends` and `torch.ops` in a function were errors about pickle."""
